@@ -63,7 +63,7 @@ coverage: $(STAMP) ## Branch coverage of `make test` (or of ARGS), in build/cove
 # atheris comes here and not with the environment: it is large, and the tests do without it
 fuzz: $(STAMP) ## Fuzz what others write: records, znodes, messages of members (ARGS="znodes --seconds 600")
 	$(BIN)/python -m pip install --quiet atheris
-	$(BIN)/python tests/fuzz/fuzz.py $(ARGS)
+	$(BIN)/python -m tests.fuzz.fuzz $(ARGS)
 
 gate: $(STAMP) ## Fail if a ratio to a peer fell by more than 15 % (ARGS="--write" notes new ones)
 	$(BIN)/python -m bench.gate $(ARGS)
@@ -97,7 +97,7 @@ wheel: ## A wheel of this checkout, in dist, for pip install on other machines
 
 pictures: $(STAMP) ## The pictures and the film of the status page, in docs/images (needs chromium with its driver)
 	$(BIN)/python -m pip install --quiet pillow
-	$(BIN)/python tests/web/pictures.py
+	$(BIN)/python -m tests.web.pictures
 
 docs: $(STAMP) ## The documentation, in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

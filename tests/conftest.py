@@ -102,11 +102,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     if config.getoption("--jitter") is not None:
-        import jitter  # not at the top: a copy of this file has no such module
+        from tests import jitter  # not at the top: a copy of this file has no such module
 
         jitter.install(config.getoption("--jitter"))
     if config.getoption("--stalls") is not None:
-        from stalls import Stalls
+        from tests.stalls import Stalls
 
         config.pluginmanager.register(Stalls(config.getoption("--stalls")))
     config.addinivalue_line("markers", "no_stalls(reason): `--stalls` does not stop this test")
@@ -177,7 +177,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from scheduling import NearServers  # not at the top: only `-n` needs xdist
+    from tests.scheduling import NearServers  # not at the top: only `-n` needs xdist
 
     return NearServers(config, log)
 
@@ -219,7 +219,7 @@ def pytest_runtest_call() -> Generator[None, None, None]:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Prints what skipped tests leave unproven, before pytest's own last line."""
     try:
-        from lacking import summary  # not at the top: a copy of this file has no such module
+        from tests.lacking import summary  # not at the top: a copy of this file has no such module
     except ImportError:
         return
     skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]

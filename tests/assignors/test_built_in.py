@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from group_views import group_views, improvement, shuffled
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.assignors import GroupView, Member, compute, resolve, validate
 from allocator.types import TopicPartition
+from tests.assignors.group_views import group_views, improvement, shuffled
 
 STICKY = ["range", "roundrobin", "sticky", "cooperative-sticky", "weighted", "rack-aware"]
 ALL = pytest.mark.parametrize("name", ["naive", *STICKY])

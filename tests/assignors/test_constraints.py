@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from group_views import group_views, keepers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from allocator.assignors import GroupView, Member, compute, resolve, validate
 from allocator.assignors.constraints import Constraints, steer
 from allocator.core.types import Partitions
 from allocator.types import TopicPartition
+from tests.assignors.group_views import group_views, keepers
 
 
 def newest_takes_all(view: GroupView) -> dict[str, set[TopicPartition]]:

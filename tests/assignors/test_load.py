@@ -6,16 +6,16 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from group_views import group_views, keepers
 from hypothesis import given
 from hypothesis import strategies as st
-from load_simulation import Workload, run
 
 from allocator.assignors import GroupView, Member, validate
 from allocator.assignors.constraints import Constraints
 from allocator.assignors.load import LoadAssignor, balance, estimated, moved
 from allocator.core.types import Partitions
 from allocator.types import TopicPartition
+from tests.assignors.group_views import group_views, keepers
+from tests.assignors.load_simulation import Workload, run
 
 LOADS = st.one_of(st.just(0.0), st.floats(0, 1e6), st.sampled_from([1.0, 5.0, 1e29]))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from group_views import group_views
 from hypothesis import given
 
 from allocator.assignors import GroupView, compute, naive
 from allocator.assignors.kiel import naive_allocator
 from allocator.types import TopicPartition
+from tests.assignors.group_views import group_views
 
 
 @given(group_views(equal=True))

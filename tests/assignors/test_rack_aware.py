@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from group_views import Cost, group_views, improvement, keepers
 from hypothesis import given, settings
 
 from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.types import TopicPartition
+from tests.assignors.group_views import Cost, group_views, improvement, keepers
 
 rack_aware = resolve("rack-aware")
 

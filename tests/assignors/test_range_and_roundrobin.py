@@ -6,14 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from group_views import group_views
 from hypothesis import given
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
-from test_sticky import Cluster
 
 from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.types import TopicPartition
+from tests.assignors.group_views import group_views
+from tests.assignors.test_sticky import Cluster
 
 
 def kafka_pythons(assignor: Any, view: GroupView) -> dict[str, frozenset[TopicPartition]]:

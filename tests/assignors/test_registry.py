@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +30,11 @@ TWO = GroupView((Member("m-1", "zoe", T), Member("m-2", "adam", T)), {"t": 11})
 
 
 @pytest.fixture
-def functions(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    module = importlib.import_module("functions")
-    module.calls.clear()
-    yield module
-    sys.modules.pop("functions")
+def functions() -> Any:
+    from tests.assignors import functions
+
+    functions.calls.clear()
+    return functions
 
 
 def everything(topic: str, count: int) -> frozenset[TopicPartition]:
@@ -60,14 +57,14 @@ def test_each_built_in_function_is_found_by_its_name_and_by_its_place() -> None:
 
 def test_an_assignor_has_the_name_of_the_text_the_function_or_the_object(functions: Any) -> None:
     for spec, name in (
-        ("functions:first_takes_all", "functions:first_takes_all"),
-        (functions.first_takes_all, "functions:first_takes_all"),
-        (functools.partial(functions.first_takes_all), "functions:first_takes_all"),
-        ("functions:short", "functions:short"),
-        ("functions:bound", "functions:bound"),
+        ("tests.assignors.functions:first_takes_all", "tests.assignors.functions:first_takes_all"),
+        (functions.first_takes_all, "tests.assignors.functions:first_takes_all"),
+        (functools.partial(functions.first_takes_all), "tests.assignors.functions:first_takes_all"),
+        ("tests.assignors.functions:short", "tests.assignors.functions:short"),
+        ("tests.assignors.functions:bound", "tests.assignors.functions:bound"),
         (functions.Configured(), "configured"),
         (functions.Configured, "configured"),
-        ("functions:Configured", "configured"),
+        ("tests.assignors.functions:Configured", "configured"),
     ):
         assignor = resolve(spec)
         assert assignor.name == name
@@ -75,7 +72,7 @@ def test_an_assignor_has_the_name_of_the_text_the_function_or_the_object(functio
 
 
 def test_kiels_signature_gets_sorted_names_and_sorted_partition_strings(functions: Any) -> None:
-    assignor = resolve("functions:kiel_last_takes_all")
+    assignor = resolve("tests.assignors.functions:kiel_last_takes_all")
     assert compute(assignor, TWO) == {"m-1": everything("t", 11), "m-2": frozenset()}
     assert functions.calls == [(["adam", "zoe"], sorted(f"t:{p}" for p in range(11)))]
 
@@ -126,7 +123,7 @@ def test_of_kiel_passes_two_arguments_to_each_function_that_takes_them(functions
 
 
 def test_an_unknown_member_in_the_result_is_named(functions: Any) -> None:
-    with pytest.raises(BadAssignment, match=r"functions:kiel_wrong.*1 unknown members: 'stranger'"):
+    with pytest.raises(BadAssignment, match=r"tests.assignors.functions:kiel_wrong.*1 unknown members: 'stranger'"):
         compute(resolve(functions.kiel_wrong), TWO)
 
 
@@ -136,13 +133,13 @@ def test_an_unknown_member_in_the_result_is_named(functions: Any) -> None:
         ("naiv", "no allocator function 'naiv' (did you mean 'naive'?); known: cooperative-sticky, naive,"),
         ("zzz", "no allocator function 'zzz'; known: cooperative-sticky, naive,"),
         ("no.such.module:f", "module 'no.such.module' cannot be imported"),
-        ("functions:first_take_all", "has no 'first_take_all'; did you mean 'first_takes_all'?"),
-        ("functions:", "write 'package.module:function'"),
-        ("functions:number", "is int, not callable"),
-        ("functions:too_late", "is a coroutine"),
-        ("functions:three", "takes (a: 'Any', b: 'Any', c: 'Any')"),
-        ("functions:Needy", "cannot be called without arguments"),
-        ("functions:Impostor", "has the name 'naive', which is built in"),
+        ("tests.assignors.functions:first_take_all", "has no 'first_take_all'; did you mean 'first_takes_all'?"),
+        ("tests.assignors.functions:", "write 'package.module:function'"),
+        ("tests.assignors.functions:number", "is int, not callable"),
+        ("tests.assignors.functions:too_late", "is a coroutine"),
+        ("tests.assignors.functions:three", "takes (a: 'Any', b: 'Any', c: 'Any')"),
+        ("tests.assignors.functions:Needy", "cannot be called without arguments"),
+        ("tests.assignors.functions:Impostor", "has the name 'naive', which is built in"),
         (7, "is a name, 'package.module:function' or a callable, not 7"),
     ],
 )
@@ -160,14 +157,16 @@ def test_installed_packages_add_names_through_entry_points(
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[allocator.assignors]\ngreedy = functions:first_takes_all\nbroken = functions:nothing\n"
+        "[allocator.assignors]\n"
+        "greedy = tests.assignors.functions:first_takes_all\n"
+        "broken = tests.assignors.functions:nothing\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert known_names() == ["broken", *BUILT_IN[:1], "greedy", *BUILT_IN[1:]]
     greedy = resolve("greedy")
     assert greedy.name == "greedy"
     assert compute(greedy, TWO)["m-1"] == everything("t", 11)
-    with pytest.raises(AssignorError, match=r"'broken': entry point 'functions:nothing' does not load"):
+    with pytest.raises(AssignorError, match=r"'broken': entry point 'tests.assignors.functions:nothing' does not load"):
         resolve("broken")
     with pytest.raises(AssignorError, match=r"'gredy' \(did you mean 'greedy'\?\)"):
         resolve("gredy")

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from random import Random
 
 import pytest
-from group_views import group_views, improvement, move_cost, moves, unevenness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.coordinator.assignors.sticky.sticky_assignor import (
@@ -18,6 +17,7 @@ from kafka.coordinator.assignors.sticky.sticky_assignor import (
 from allocator.assignors import GroupView, Member, compute, first_step, resolve
 from allocator.protocols.kafka_classic.plan import give_back
 from allocator.types import TopicPartition
+from tests.assignors.group_views import group_views, improvement, move_cost, moves, unevenness
 
 sticky = resolve("sticky")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from group_views import group_views, improvement, move_cost
 from hypothesis import given, settings
 
 from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.errors import AssignorError
+from tests.assignors.group_views import group_views, improvement, move_cost
 
 weighted = resolve("weighted")
 T = frozenset({"t"})

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from every_command import leaves, write_settings
 
 from allocator.cli.commands import LAZY, main
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from tests.cli.every_command import leaves, write_settings
 
 COMPLETION = "_ALLOCATOR_COMPLETE"
 ZK = ("--zookeeper", "127.0.0.1:1")

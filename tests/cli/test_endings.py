@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from every_command import leaves, write_settings
 
 from allocator.cli.commands import LAZY, main
 from allocator.testing.topics import zookeeper_client
+from tests.cli.every_command import leaves, write_settings
 
 ALLOCATOR: Final = [sys.executable, "-m", "allocator.cli"]
 AWAY: Final = ["--zookeeper", "127.0.0.1:1", "--timeout", "0.5"]

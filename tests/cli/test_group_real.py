@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from doctor_patient import Patient
 
 from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
@@ -24,6 +23,7 @@ from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_p
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.batches import ProducedRecord
 from allocator.types import OffsetAndMetadata
+from tests.doctor.doctor_patient import Patient
 
 NOWHERE = ["--zookeeper", "none"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from click.testing import CliRunner
-from every_command import MEMBER, NO_MEMBER, WITHOUT, leaves, words, write_settings
 
 from allocator import Consumer
 from allocator.cli.commands import main
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.batches import ProducedRecord
+from tests.cli.every_command import MEMBER, NO_MEMBER, WITHOUT, leaves, words, write_settings
 
 # need no group
 OTHERS: Final = {

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from terminal import in_a_terminal
+
+from tests.cli.terminal import in_a_terminal
 
 COPYING = """
 import os, signal, sys

@@ -12,12 +12,12 @@ from typing import Final
 
 import pytest
 from click.testing import CliRunner
-from every_command import MEMBER, NO_MEMBER, words, write_settings
 
 from allocator.cli.commands import main
 from allocator.migrate import mirror
 from allocator.migrate import storage as places
 from allocator.migrate.offsets import FORMAT
+from tests.cli.every_command import MEMBER, NO_MEMBER, words, write_settings
 
 AWAY: Final = "127.0.0.1:1"
 COMMANDS: Final = {

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
-from terminal import in_a_terminal, run_command
 
 from allocator import Consumer, ZooKeeper
 from allocator.cli.access import Access
@@ -21,6 +20,7 @@ from allocator.operate.group_report import GroupState
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.web.watch import WatchedGroup, Watcher
+from tests.cli.terminal import in_a_terminal, run_command
 
 pytestmark = pytest.mark.deadline(150)
 PATIENCE_S = 60.0

@@ -1,4 +1,4 @@
-"""Token providers that tests name as `providers_under_test:...`."""
+"""Token providers that tests name as `tests.client.providers_under_test:...`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any
 
-from token_endpoint import unsecured_token
+from tests.client.token_endpoint import unsecured_token
 
 created: list[object] = []
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from certificates import Certificates
-
 from allocator.testing import FaultProxy, LocalCluster
+from tests.security.certificates import Certificates
 
 KEYSTORE, USER, PASSWORD = "keystore-pw", "alice", "alice-pw"
 # name of a delayed listener -> its protocol

@@ -8,8 +8,6 @@ import time
 from typing import Any
 
 import pytest
-from background import background
-from fake_broker import FakeBroker, find, sasl_handlers
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 
 from allocator.core.client.client import KafkaClient
@@ -19,6 +17,8 @@ from allocator.core.client.metadata import Broker
 from allocator.core.client.pool import ConnectionPool, Directory
 from allocator.errors import BrokerError
 from allocator.testing import wait_until_async
+from tests.background import background
+from tests.client.fake_broker import FakeBroker, find, sasl_handlers
 
 SASL = {
     "security_protocol": "SASL_PLAINTEXT",

@@ -6,7 +6,6 @@ import struct
 from typing import Any
 
 import pytest
-from fake_broker import MODERN, FakeBroker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.consumer import (
@@ -25,6 +24,7 @@ from allocator.core.client.errors import NotKafka, Undecodable, WrongResponse
 from allocator.core.client.fetch_messages import FetchResponse
 from allocator.core.client.frames import FrameProtocol, read_response
 from allocator.types import TopicPartition
+from tests.client.fake_broker import MODERN, FakeBroker
 
 MOST = 1 << 24
 

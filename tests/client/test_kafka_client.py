@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_broker import HANG_UP, SILENT, FakeBroker, find
-from fake_proxy import FakeProxy
 from kafka.protocol.admin import ListGroupsResponse
 from kafka.protocol.consumer import FetchRequest, OffsetFetchResponse
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
@@ -20,6 +18,8 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable, Closed
 from allocator.testing import wait_until_async
+from tests.client.fake_broker import HANG_UP, SILENT, FakeBroker, find
+from tests.client.fake_proxy import FakeProxy
 
 # ApiVersions, ListGroups (to which 0.9 would respond) and Metadata
 SILENT_BROKER = dict.fromkeys((18, 16, 3), lambda _: SILENT)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_broker import FakeBroker, find, sasl_handlers
-from fake_proxy import FakeProxy
 
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokersUnavailable
+from tests.client.fake_broker import FakeBroker, find, sasl_handlers
+from tests.client.fake_proxy import FakeProxy
 
 
 async def test_tls_accepts_the_right_authority_and_refuses_another_name(

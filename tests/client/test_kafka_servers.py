@@ -8,13 +8,13 @@ import time
 from typing import Any
 
 import pytest
-from kafka_versions import detected, on_versions
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.errors import BrokerError, TopicNotFound
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.types import TopicPartition
+from tests.kafka_versions import detected, on_versions
 
 
 @pytest.mark.deadline(180)

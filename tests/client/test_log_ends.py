@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_broker import MODERN, FakeBroker
 from kafka.protocol.consumer import ListOffsetsResponse
 
 from allocator.core.client import KafkaClient, list_offsets, log_offsets
 from allocator.types import TopicPartition
+from tests.client.fake_broker import MODERN, FakeBroker
 
 LIST_OFFSETS = 2
 HERE, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)

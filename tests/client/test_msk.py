@@ -10,11 +10,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from fake_broker import FakeBroker, sasl_handlers
 from kafka.protocol.metadata import FindCoordinatorRequest
 
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokersUnavailable, MissingExtra
+from tests.client.fake_broker import FakeBroker, sasl_handlers
 
 MSK = {"security_protocol": "SASL_SSL", "sasl_mechanism": "AWS_MSK_IAM"}
 KEY, SECRET, SESSION = "AKIDEXAMPLE", "iam-s3cret/Wq8", "session+token/="

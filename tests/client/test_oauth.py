@@ -11,10 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import providers_under_test
 import pytest
-from fake_broker import FakeBroker, find, sasl_handlers
-from token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted, unsecured_token
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import ConnectionFailed
@@ -23,7 +20,11 @@ from allocator.core.client.sasl import Sasl
 from allocator.core.client.security import check_security
 from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.testing import wait_until_async
+from tests.client import providers_under_test
+from tests.client.fake_broker import FakeBroker, find, sasl_handlers
+from tests.client.token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted, unsecured_token
 
+PROVIDERS = providers_under_test.__name__
 OAUTH = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
 
 
@@ -48,7 +49,7 @@ def provider_of(settings: dict[str, Any]) -> TokenProvider:
 
 async def test_a_provider_by_name_is_created_once_for_all_clients() -> None:
     tokens: list[bytes] = []
-    security = {**OAUTH, "sasl_oauth_token_provider": "providers_under_test:Provider"}
+    security = {**OAUTH, "sasl_oauth_token_provider": f"{PROVIDERS}:Provider"}
     before = len(providers_under_test.created)
     async with oauth_broker(tokens) as broker:
         for _ in range(2):
@@ -64,9 +65,15 @@ async def test_a_provider_by_name_is_created_once_for_all_clients() -> None:
     [
         ({}, "sasl_oauth_token_provider with sasl_oauth_token_endpoint: OAUTHBEARER needs exactly one of them"),
         ({"sasl_oauth_token_provider": "no_such_module:f"}, "'no_such_module:f': module 'no_such_module' cannot be"),
-        ({"sasl_oauth_token_provider": "providers_under_test:Provder"}, "has no 'Provder'; did you mean 'Provider'"),
-        ({"sasl_oauth_token_provider": "providers_under_test"}, "write 'package.module:function'"),
-        ({"sasl_oauth_token_provider": "providers_under_test:of_environment"}, "KeyError.'VAULT_ADDRESS_OF_TEST'"),
+        (
+            {"sasl_oauth_token_provider": f"{PROVIDERS}:Provder"},
+            "has no 'Provder'; did you mean 'Provider'",
+        ),
+        ({"sasl_oauth_token_provider": PROVIDERS}, "write 'package.module:function'"),
+        (
+            {"sasl_oauth_token_provider": f"{PROVIDERS}:of_environment"},
+            "KeyError.'VAULT_ADDRESS_OF_TEST'",
+        ),
         ({"sasl_oauth_token_provider": "builtins:dict"}, "token provider 'builtins:dict': dict has no method token"),
         ({"sasl_oauth_token_provider": 5}, r"token provider int: int has no method token"),
         (
@@ -115,9 +122,9 @@ async def test_a_mechanism_that_hangs_keeps_one_thread_after_many_attempts(
     ],
 )
 async def test_a_provider_that_fails_or_hangs_is_a_retriable_error_that_names_it(name: str, why: str) -> None:
-    security = {**OAUTH, "sasl_oauth_token_provider": f"providers_under_test:{name}"}
+    security = {**OAUTH, "sasl_oauth_token_provider": f"{PROVIDERS}:{name}"}
     async with oauth_broker([]) as broker:
-        where = f"no credentials for OAUTHBEARER from token provider 'providers_under_test:{name}'"
+        where = f"no credentials for OAUTHBEARER from token provider '{PROVIDERS}:{name}'"
         with pytest.raises(BrokersUnavailable, match=where + why) as caught:
             await KafkaClient(broker.address, security=security).connect(0.5)
         assert caught.value.retriable

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fake_broker import FakeBroker
-from fake_proxy import FakeProxy
 from kafka.protocol.metadata import FindCoordinatorRequest
 
 from allocator.core.client.client import KafkaClient
@@ -16,6 +14,8 @@ from allocator.core.client.proxy import Proxy
 from allocator.core.client.security import check_security
 from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.testing import wait_until_async
+from tests.client.fake_broker import FakeBroker
+from tests.client.fake_proxy import FakeProxy
 
 
 @contextlib.asynccontextmanager

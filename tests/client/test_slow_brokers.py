@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import Producer as RdKafkaProducer
-from joining import joined
-from kafka_versions import detected, on_versions
-from slow_listeners import SlowListeners, slow_listeners
 
 from allocator import Consumer
 from allocator.testing import LocalCluster, ProducedRecord
 from allocator.types import TopicPartition
+from tests.client.slow_listeners import SlowListeners, slow_listeners
+from tests.joining import joined
+from tests.kafka_versions import detected, on_versions
 
 pytestmark = [pytest.mark.servers, pytest.mark.deadline(900), pytest.mark.timeout(1200)]
 

@@ -10,12 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from consuming import consume_values
-from joining import joined
-from stored import stored_offsets
 from tornado import gen
 from tornado.ioloop import IOLoop
-from zookeeper_sessions import session
 
 from allocator import GroupedConsumer
 from allocator.core.client.client import KafkaClient
@@ -24,6 +20,10 @@ from allocator.operate import kafka_group
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
+from tests.compat.consuming import consume_values
+from tests.groups.zookeeper_sessions import session
+from tests.joining import joined
+from tests.stored import stored_offsets
 
 
 class Service:

@@ -9,10 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from consuming import closing, consume_values
-from joining import joined
-from stored import stored_offset
-from zookeeper_sessions import session
 
 from allocator import GroupedConsumer, SingleConsumer, TopicPartition
 from allocator.assignors import GroupView, Member, compute, resolve
@@ -29,6 +25,10 @@ from allocator.errors import (
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupReport
 from allocator.testing import LocalCluster, wait_until_async
+from tests.compat.consuming import closing, consume_values
+from tests.groups.zookeeper_sessions import session
+from tests.joining import joined
+from tests.stored import stored_offset
 
 Topics = Callable[..., str]
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from mirroring import contents
 
 from allocator import DeliveryFailed, KielProducer
 from allocator.errors import ConfigError, IllegalState
 from allocator.testing import LocalCluster
+from tests.migrate.mirroring import contents
 
 Topics = Callable[..., str]
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from consuming import closing, consume_values
 from kafka import KafkaAdminClient
 from tornado import gen
 from tornado.ioloop import IOLoop
@@ -21,6 +20,7 @@ from allocator.compat.single import start_to_timestamp
 from allocator.errors import ConfigError, NotAssigned
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord
+from tests.compat.consuming import closing, consume_values
 
 Topics = Callable[..., str]
 UTC = datetime.timezone.utc

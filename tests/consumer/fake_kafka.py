@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Optional
 
-from fake_cluster import FakeCluster
-from fetch_encode import TRANSACTIONAL, R, batch, control
-
 from allocator.core.client import protocol
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import RequestFailed, broker_error
@@ -29,6 +26,8 @@ from allocator.core.telemetry.measures import Measures
 from allocator.errors import AlreadyStored, BrokerError, Fenced
 from allocator.protocols.zookeeper.options import EnsembleOptions
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
+from tests.fetch.fake_cluster import FakeCluster
+from tests.fetch.fetch_encode import TRANSACTIONAL, R, batch, control
 
 UNKNOWN_PARTITION, LOADING, UNKNOWN_ID = 3, 14, 100
 POISON = b"poison"

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from memory_offsets import MemoryOffsets
-
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.consumer.commits import Commits
 from allocator.core.consumer.core import ConsumerCore
@@ -19,6 +17,7 @@ from allocator.core.subscription.state import EARLIEST, SubscriptionState
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
+from tests.memory_offsets import MemoryOffsets
 
 
 class Batch:

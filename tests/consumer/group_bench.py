@@ -7,9 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fake_group import GroupBroker
 from kafka.protocol.consumer import JoinGroupRequest
-from offset_responses import commit_response, fetch_response, requested
 
 from allocator import (
     ConsumerGroup,
@@ -21,6 +19,8 @@ from allocator import (
     TopicPartition,
 )
 from allocator.core.client.client import KafkaClient
+from tests.groups.fake_group import GroupBroker
+from tests.offsets.offset_responses import commit_response, fetch_response, requested
 
 COMMIT, FETCH, FIND, JOIN, HEARTBEAT, LEAVE, SYNC = 8, 9, 10, 11, 12, 13, 14
 

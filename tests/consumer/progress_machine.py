@@ -19,13 +19,10 @@ from functools import wraps
 from typing import Any, Optional
 from unittest import mock
 
-from fake_kafka import POISON, ByHand, ClientOfMember, GroupCluster, HandMembership, Log, MemorySink
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from progress_oracle import Broken, Oracle
-from virtual_time import VirtualLoop
 
 from allocator import Consumer
 from allocator.commands import Order, Orders
@@ -41,6 +38,9 @@ from allocator.errors import (
     OffsetOutOfRange,
 )
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
+from tests.consumer.fake_kafka import POISON, ByHand, ClientOfMember, GroupCluster, HandMembership, Log, MemorySink
+from tests.consumer.progress_oracle import Broken, Oracle
+from tests.groups.virtual_time import VirtualLoop
 
 PARTITIONS = [TopicPartition("t", 0), TopicPartition("t", 1)]
 INTERVAL_S = 0.2  # of automatic commits

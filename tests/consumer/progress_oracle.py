@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from fake_kafka import Log
-
 from allocator.types import TopicPartition
+from tests.consumer.fake_kafka import Log
 
 
 class Broken(AssertionError):

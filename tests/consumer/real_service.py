@@ -7,10 +7,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from joining import joined
-
 from allocator import Consumer, RebalanceListener, TopicPartition
 from allocator.testing import LocalCluster, wait_until_async
+from tests.joining import joined
 
 __all__ = ["Recording", "Service", "owns", "read", "read_on"]
 

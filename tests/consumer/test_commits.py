@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import pytest
-from memory_offsets import MemoryOffsets
 
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.client.client import KafkaClient
@@ -21,6 +20,7 @@ from allocator.core.subscription.state import SubscriptionState
 from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.memory_offsets import MemoryOffsets
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 

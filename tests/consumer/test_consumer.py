@@ -11,9 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from joining import joined
-from real_service import Recording, Service, owns, read, read_on
-from stored import stored_offset
 
 from allocator import Consumer, GroupedConsumer, Kafka, RebalanceListener, TopicPartition, ZooKeeper
 from allocator.errors import (
@@ -26,6 +23,9 @@ from allocator.errors import (
 )
 from allocator.operate.switching import SwitchingConsumer
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
+from tests.consumer.real_service import Recording, Service, owns, read, read_on
+from tests.joining import joined
+from tests.stored import stored_offset
 
 
 class Setting(Service):

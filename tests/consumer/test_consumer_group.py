@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from fake_broker import SILENT, FakeBroker
-from group_bench import COMMIT, FETCH, HEARTBEAT, JOIN, LEAVE, SYNC, GroupServer, Stubborn, forever
 
 from allocator import ConsumerGroup, Generation, GenerationEnded, GroupClosed, TopicPartition
 from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, CommitFailed, ConfigError, NotOwned
 from allocator.protocols.kafka_classic.consumer_protocol import Subscription
 from allocator.testing import wait_until_async
+from tests.client.fake_broker import SILENT, FakeBroker
+from tests.consumer.group_bench import COMMIT, FETCH, HEARTBEAT, JOIN, LEAVE, SYNC, GroupServer, Stubborn, forever
 
 pytestmark = pytest.mark.deadline(90)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from group_bench import Ledger, Service
-from stored import stored_offsets
 
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
+from tests.consumer.group_bench import Ledger, Service
+from tests.stored import stored_offsets
 
 pytestmark = pytest.mark.deadline(180)
 

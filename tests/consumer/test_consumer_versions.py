@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from joining import joined
-from kafka_versions import on_versions
-from stored import stored_offset
 
 from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, TopicPartition
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.messages import commit_request
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
+from tests.joining import joined
+from tests.kafka_versions import on_versions
+from tests.stored import stored_offset
 
 VERSIONS = on_versions("0.8.2.2", NEWEST)
 

@@ -18,10 +18,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from fake_broker import MODERN, FakeBroker
-from fetch_encode import R, batch
 from kafka.protocol.consumer import FetchResponse as KafkaFetchResponse
-from offset_responses import commit_response, fetch_response
 
 import allocator
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
@@ -37,6 +34,9 @@ from allocator.handlers.lanes import Lane
 from allocator.handlers.window import Unit
 from allocator.testing import wait_until_async
 from allocator.types import Record
+from tests.client.fake_broker import MODERN, FakeBroker
+from tests.fetch.fetch_encode import R, batch
+from tests.offsets.offset_responses import commit_response, fetch_response
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 PACKAGE = str(Path(allocator.__file__).parent)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from joining import joined
 
 from allocator import Consumer, TopicPartition
 from allocator.errors import NotOwned
 from allocator.testing import wait_until_async
 from allocator.testing.versions import NEWEST
+from tests.joining import joined
 
 P = tuple[TopicPartition, ...]
 

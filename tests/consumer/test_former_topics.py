@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from real_service import Service, owns, read
-from test_late_commits import hold_commits_of
 
 from allocator import Consumer, GroupedConsumer
 from allocator.core.consumer import client_of
 from allocator.errors import CommitFailed, Fenced
 from allocator.testing import LocalCluster, wait_until_async
+from tests.consumer.real_service import Service, owns, read
+from tests.consumer.test_late_commits import hold_commits_of
 
 Options = Callable[[LocalCluster], "dict[str, Any]"]
 

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from group_bench import COMMIT, GroupServer
-from hand_clock import Clock
-from stored import stored_offsets
 
 from allocator import Consumer, ConsumerGroup, ConsumerGroupConfig, TopicPartition
 from allocator.compat.kept_offsets import KeptOffsets
@@ -21,6 +18,9 @@ from allocator.core.offsets.pending_commit import Choice
 from allocator.errors import CommitFailed
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import OffsetAndMetadata
+from tests.consumer.group_bench import COMMIT, GroupServer
+from tests.hand_clock import Clock
+from tests.stored import stored_offsets
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
 DAY_S = 24 * 3600.0

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from zookeeper_sessions import session
 
 import allocator
 from allocator import Consumer, RebalanceListener, Record
@@ -20,6 +19,7 @@ from allocator.operate.switching import SwitchingConsumer
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import FaultProxy, LocalCluster, produce, wait_until_async
 from allocator.types import OffsetStorage, TopicPartition
+from tests.groups.zookeeper_sessions import session
 
 pytestmark = pytest.mark.deadline(150)
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_proxy import FakeProxy
 from kazoo.client import KazooClient
-from real_service import Service
 
 from allocator import Consumer, GroupedConsumer, ZooKeeper
 from allocator.core.consumer import client_of
 from allocator.errors import BrokerError, CommitFailed, Fenced, NotOwned
 from allocator.testing import LocalCluster, wait_until_async
+from tests.client.fake_proxy import FakeProxy
+from tests.consumer.real_service import Service
 
 OFFSET_COMMIT = 8
 

@@ -12,14 +12,14 @@ from collections.abc import Callable
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.structs import OffsetAndMetadata
-from real_service import Service, read
-from stored import stored_offset
 
 from allocator import GroupedConsumer, RebalanceListener, RecordsLost
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import CommitFailed, TopicRecreated
 from allocator.testing import LocalCluster, wait_until_async
+from tests.consumer.real_service import Service, read
+from tests.stored import stored_offset
 
 
 class Losses(RebalanceListener):

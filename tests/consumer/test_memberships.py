@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from real_service import Recording, Service, owns, read
 
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.core.consumer import client_of
 from allocator.errors import Closed, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
+from tests.consumer.real_service import Recording, Service, owns, read
 
 MEMBERSHIPS = ["zookeeper", "kafka", "fixed"]
 GROUPS = ["zookeeper", "kafka"]

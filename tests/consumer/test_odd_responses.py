@@ -8,7 +8,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from mangling import (
+
+from allocator import Consumer, Kafka
+from allocator.errors import AllocatorError
+from allocator.testing import LocalCluster, produce, wait_until_async
+from tests.consumer.mangling import (
     DAMAGED,
     Mangler,
     cut_short,
@@ -19,10 +23,6 @@ from mangling import (
     of_others,
     other_numbers,
 )
-
-from allocator import Consumer, Kafka
-from allocator.errors import AllocatorError
-from allocator.testing import LocalCluster, produce, wait_until_async
 
 KEYS = {request.__name__.removesuffix("Request"): key for key, request in DAMAGED.items()}
 DAMAGES = [cut_short, noise, of_another_request, null_lists, of_others, other_numbers]

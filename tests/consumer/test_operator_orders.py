@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from real_service import Service, owns, read
 
 from allocator import Consumer, GroupOrders, TopicPartition
 from allocator.cli.commands import main
@@ -21,6 +20,7 @@ from allocator.sinks import SqliteSink
 from allocator.testing import FaultProxy, LocalCluster, WaitTimeout, wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.types import Record
+from tests.consumer.real_service import Service, owns, read
 
 Handle = Callable[[Record], Awaitable[None]]
 OFFSET_COMMIT = 8

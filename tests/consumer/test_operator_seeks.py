@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from fake_source import Cluster, FakeSource
-
 from allocator.commands.operator_orders import OperatorOrders
 from allocator.commands.orders import Order, OrderResult, Orders
 from allocator.core.consumer.core import ConsumerCore
 from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
+from tests.consumer.fake_source import Cluster, FakeSource
 
 
 class Core(FakeSource):

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from real_service import Service
 
 from allocator import KafkaGroupOrders
 from allocator.cli.commands import main
 from allocator.core.errors import OrderRefused
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import Record
+from tests.consumer.real_service import Service
 
 
 async def test_members_over_kafka_obey_orders_and_their_undoing(

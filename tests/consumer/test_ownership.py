@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import pytest
-from background import background
 
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.consumer.ownership import Ownership
@@ -20,6 +19,7 @@ from allocator.core.telemetry.measures import Measures
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.background import background
 
 PARTITION = TopicPartition("t", 0)
 

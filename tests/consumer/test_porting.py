@@ -14,12 +14,12 @@ import aiokafka
 import aiokafka.structs
 import pytest
 from kafka.errors import IllegalStateError
-from real_service import Recording, Service
 
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.core.subscription.kafka_errors import NoPosition
 from allocator.errors import Closed, ConfigError, IllegalState, NotOwned, OffsetOutOfRange, TopicNotFound
 from allocator.testing import LocalCluster, wait_until_async
+from tests.consumer.real_service import Recording, Service
 
 START = 1_700_000_000_000  # of the records' timestamps, in milliseconds
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from real_service import Recording, Service
 
 from allocator import Consumer, Record, TopicPartition
 from allocator.errors import ConfigError, DeserializationError, HandlerFailed
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
+from tests.consumer.real_service import Recording, Service
 
 Topics = Callable[..., str]
 

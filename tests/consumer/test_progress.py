@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from kazoo.client import KazooClient
-from real_service import Recording, Service, owns, read
-from stored import stored_offset
 
 from allocator import Consumer, GroupOrders
 from allocator.errors import Closed, DeserializationError, IllegalState, NotOwned
@@ -21,6 +19,8 @@ from allocator.sinks import SqliteSink
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.types import Record
+from tests.consumer.real_service import Recording, Service, owns, read
+from tests.stored import stored_offset
 
 
 @pytest.fixture

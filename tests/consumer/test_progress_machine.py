@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from progress_machine import PARTITIONS, QUIET_S, ProgressMachine, play
-from progress_mutations import MUTATIONS, Mutation
 
 import allocator
 from allocator.core.offsets.idle import IDLE_S
+from tests.consumer.progress_machine import PARTITIONS, QUIET_S, ProgressMachine, play
+from tests.consumer.progress_mutations import MUTATIONS, Mutation
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 PACKAGE = Path(allocator.__file__).parent
 # those of `test_progress_keeps_its_promises`, which all pass without a mutation; 100 examples take about 5 s
 MUTATED_EXAMPLES = 250
@@ -27,10 +27,10 @@ def played(package: Path, count: int, seed: int = 0) -> subprocess.CompletedProc
 
     The order of sets decides which examples follow a seed, so it is fixed.
     """
-    tests = [str(HERE.parent / name) for name in ("", "consumer", "fetch", "groups")]
     return subprocess.run(
-        [sys.executable, str(HERE / "progress_machine.py"), str(count), str(seed)],
-        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join([str(package), *tests])},
+        [sys.executable, "-m", "tests.consumer.progress_machine", str(count), str(seed)],
+        cwd=package,
+        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join([str(package), str(ROOT)])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -8,9 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from joining import joined
-from real_service import read_on
-from zookeeper_sessions import session
 
 import allocator
 from allocator import Consumer, GroupedConsumer
@@ -19,6 +16,9 @@ from allocator.operate.switching import ChoiceWatcher, SwitchingConsumer
 from allocator.protocols.zookeeper.client.client import SessionState, ZooKeeperClient
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import LocalCluster, produce, wait_until_async
+from tests.consumer.real_service import read_on
+from tests.groups.zookeeper_sessions import session
+from tests.joining import joined
 
 pytestmark = pytest.mark.deadline(120)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from joining import joined
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -25,6 +24,7 @@ from allocator.errors import CommitFailed
 from allocator.handlers.handlers import Handler, traced
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.joining import joined
 
 TRACE, WRITER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

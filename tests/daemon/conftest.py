@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from daemon_processes import make
+from tests.daemon.daemon_processes import make
 
 __all__ = ["make"]

@@ -23,7 +23,8 @@ from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, produce, wait_until
 from allocator.types import TopicPartition
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
+HANDLERS = "tests.daemon.handlers_under_test"
 COMMAND = [sys.executable, "-m", "allocator.cli"]
 
 
@@ -47,7 +48,11 @@ class Setup:
             "kafka": {"brokers": self.cluster.bootstrap.split(",")},
             "zookeeper": {"hosts": self.zookeeper, "session_timeout_s": 15},
             "group": {"name": self.group, "topics": [self.topic]},
-            "handler": {"target": f"handlers_under_test:{function}", "retries": 2, "retry_backoff_s": 0.01},
+            "handler": {
+                "target": f"{HANDLERS}:{function}",
+                "retries": 2,
+                "retry_backoff_s": 0.01,
+            },
             "consume": {"prefetch_bytes": 8000, "max_wait_s": 0.05},
         }
         for name, values in sections.items():
@@ -63,7 +68,7 @@ class Setup:
     def environ(self, **more: str) -> dict[str, str]:
         return {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "DONE_FILE": str(self.done_file),
             **more,
         }

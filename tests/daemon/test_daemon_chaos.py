@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from fake_source import Cluster, FakeSource, Offsets, positions
 
 from allocator.core.subscription.done import done_of
 from allocator.handlers.handlers import Handler
@@ -18,6 +17,7 @@ from allocator.handlers.handling import Handling
 from allocator.handlers.policy import Retries
 from allocator.handlers.processor import Processor
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
+from tests.consumer.fake_source import Cluster, FakeSource, Offsets, positions
 
 PARTITIONS, RECORDS, KEYS = 6, 120, 7
 

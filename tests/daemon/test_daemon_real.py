@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_processes import Setup, stopped
-from witnesses import committed_values
 
 from allocator import Consumer
 from allocator.core.client.client import KafkaClient
@@ -22,6 +20,8 @@ from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.letter_headers import origin_of
 from allocator.testing import wait_until
 from allocator.types import Record, TopicPartition
+from tests.daemon.daemon_processes import HANDLERS, Setup, stopped
+from tests.producer.witnesses import committed_values
 
 KAFKA_ALONE: dict[str, dict[str, Any]] = {
     "zookeeper": {"hosts": None},
@@ -223,7 +223,7 @@ async def test_a_handler_that_never_ends_does_not_keep_the_process_alive(
     process = it.run(it.config(handler, handler={"drain_timeout_s": 0.5}))
     it.wait_done(1)
     assert stopped(process, signal.SIGHUP) == 1
-    named = f"handler 'handlers_under_test:{handler}' did not end within drain_timeout_s = 0.5 at {it.topic}:0 offset 0"
+    named = f"handler '{HANDLERS}:{handler}' did not end within drain_timeout_s = 0.5 at {it.topic}:0 offset 0"
     assert any(named in line["message"] for line in it.logs() if line["level"] == "error")
     assert any("SIGHUP: draining" in line["message"] for line in it.logs())
     assert any("still running and is cut off" in line["message"] for line in it.logs())

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from daemon_processes import Setup, stopped
 
 from allocator.protocols.zookeeper.client.client import NoZnode, ZooKeeperClient
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import wait_until_async
+from tests.daemon.daemon_processes import Setup, stopped
 
 pytestmark = pytest.mark.deadline(200)
 

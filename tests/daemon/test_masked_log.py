@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from daemon_processes import Setup, stopped
 
 from allocator.testing import produce, wait_until
+from tests.daemon.daemon_processes import HANDLERS, Setup, stopped
 
 SECRET = "4929-1138"
 KAFKA = {"zookeeper": {"hosts": None}, "group": {"membership": "kafka", "session_timeout_s": 15}}
@@ -53,7 +53,7 @@ RUNS = {
     ),
     "skipped": (
         counts("skipping it"),
-        {"handler": {"skip_on": ["ValueError", "LookupError", "handlers_under_test:Refused"]}},
+        {"handler": {"skip_on": ["ValueError", "LookupError", f"{HANDLERS}:Refused"]}},
     ),
     "retried later": (
         counts("writing it to the retry topic"),

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from click.testing import Result
-from daemon_processes import Setup, stopped
-from joining import joined
 
 from allocator import Consumer
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import wait_until
+from tests.daemon.daemon_processes import Setup, stopped
+from tests.joining import joined
 
 
 def checks(done: Result) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from kafka.protocol.producer import EndTxnRequest, ProduceRequest
-from racked import racked_brokers
 
 from allocator import Consumer, Fixed, TopicPartition
 from allocator.cli.commands import main
@@ -22,6 +21,7 @@ from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.operate.dead_letters import DeadLetterQueue, LetterFilter
 from allocator.testing import LocalCluster
 from allocator.types import Record
+from tests.racked import racked_brokers
 
 
 class Killed(BaseException):

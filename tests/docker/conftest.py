@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
-from docker_engine import bases, docker, need_images
+
+from tests.docker.docker_engine import bases, docker, need_images
 
 
 @pytest.fixture(scope="session")

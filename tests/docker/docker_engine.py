@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from repository import ROOT
+
+from tests.repo.repository import ROOT
 
 __all__ = ["bases", "docker", "need_compose", "need_engine", "need_images", "state"]
 

@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from docker_engine import need_engine, need_images
-from repository import ROOT
+
+from tests.docker.docker_engine import need_engine, need_images
+from tests.repo.repository import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600), pytest.mark.xdist_group("docker")]
 

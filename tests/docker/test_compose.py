@@ -11,8 +11,9 @@ from uuid import uuid4
 
 import pytest
 import yaml
-from docker_engine import bases, docker, need_compose, need_images
-from repository import ROOT
+
+from tests.docker.docker_engine import bases, docker, need_compose, need_images
+from tests.repo.repository import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2400), pytest.mark.xdist_group("docker")]
 

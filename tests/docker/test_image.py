@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import yaml
-from docker_engine import docker, state
 from kafka.admin import KafkaAdminClient
-from repository import ROOT, committed
 
 from allocator.testing import LocalCluster, wait_until
+from tests.docker.docker_engine import docker, state
+from tests.repo.repository import ROOT, committed
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.xdist_group("docker")]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from blocks import READ, RUN, Block, Session, blocks, command_faults, faults, unmatched
-from repository import ROOT
 
 from allocator.testing import LocalCluster
 from allocator.testing.ports import PortLease
 from allocator.testing.topics import zookeeper_client
+from tests.docs.blocks import READ, RUN, Block, Session, blocks, command_faults, faults, unmatched
+from tests.repo.repository import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import aiokafka
 import kafka
 import pytest
-from repository import ROOT
 
 from allocator import Consumer, Kafka
 from allocator.core.client.security import KEYS
+from tests.repo.repository import ROOT
 
 CODE = re.compile(r"`([^`]+)`")
 TESTS = "\n".join(path.read_text() for path in sorted((ROOT / "tests" / "consumer").glob("test_*.py")))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import reference_pages
+
+from tests.repo import reference_pages
 
 
 @pytest.mark.parametrize("page", list(reference_pages.PAGES))
@@ -13,4 +14,4 @@ def test_the_page_is_generated_from_the_present_code(page: str) -> None:
     committed = (reference_pages.DOCS / "reference" / f"{page}.md").read_text()
     # versions of click wrap lines in their own ways
     same = committed.split() == reference_pages.expected(page).split()
-    assert same, f"docs/reference/{page}.md is outdated: run python tests/repo/reference_pages.py"
+    assert same, f"docs/reference/{page}.md is outdated: run python -m tests.repo.reference_pages"

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from repository import ROOT
+
+from tests.repo.repository import ROOT
 
 PAGES = sorted(path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md"))
 

@@ -7,9 +7,6 @@ import contextlib
 import json
 from typing import Any
 
-from joining import joined
-from terminal import run_command
-
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
@@ -17,6 +14,8 @@ from allocator.operate.doctor import Finding
 from allocator.operate.doctor.doctor import examine
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import LocalCluster
+from tests.cli.terminal import run_command
+from tests.joining import joined
 
 
 class Patient:

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from doctor_patient import Patient
-from java_tools import command
+from tests.doctor.doctor_patient import Patient
+from tests.outside.java_tools import command
 
 VERSION = "3.9.1"
 KAFKAS = {

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from doctor_patient import Patient, commit_to_zookeeper
 from kafka.admin import KafkaAdminClient
 
 from allocator.assignors import GroupView
@@ -28,6 +27,7 @@ from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord
 from allocator.testing.topics import zookeeper_client
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.doctor.doctor_patient import Patient, commit_to_zookeeper
 
 pytestmark = pytest.mark.deadline(150)
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import command_faults
-from doctor_patient import Patient
-from printed import Shell
-from racked import racked_brokers
 
 from allocator.operate import doctor
 from allocator.operate.doctor import Finding
 from allocator.operate.doctor.doctor import examine
 from allocator.testing import LocalCluster, wait_until, wait_until_async
+from tests.docs.blocks import command_faults
+from tests.doctor.doctor_patient import Patient
+from tests.doctor.printed import Shell
+from tests.racked import racked_brokers
 
 pytestmark = pytest.mark.deadline(200)
 

@@ -14,17 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_patient import Patient, commit_to_zookeeper
-from printed import Shell, printed
-from test_doctor import (
-    all_but_the_first,
-    all_to_the_first,
-    all_to_the_last,
-    delete_records,
-    forged_member,
-    of_no_use,
-    owned,
-)
 
 from allocator import Consumer
 from allocator.commands.orders import Order
@@ -39,6 +28,17 @@ from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord
 from allocator.testing.topics import zookeeper_client
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.doctor.doctor_patient import Patient, commit_to_zookeeper
+from tests.doctor.printed import Shell, printed
+from tests.doctor.test_doctor import (
+    all_but_the_first,
+    all_to_the_first,
+    all_to_the_last,
+    delete_records,
+    forged_member,
+    of_no_use,
+    owned,
+)
 
 pytestmark = pytest.mark.deadline(150)
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from doctor_patient import Patient
 
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import KAFKA, NEWEST
+from tests.doctor.doctor_patient import Patient
 
 QUICK = {"0.9.0.1", "3.9.1"}
 VERSIONS = [v if v in QUICK else pytest.param(v, marks=pytest.mark.long) for v in KAFKA]

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from repository import ROOT, Program
 
 from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.testing import LocalCluster, wait_until
 from allocator.testing.ports import PortLease
 from allocator.types import TopicPartition
 from examples.tenants import by_tenant
+from tests.repo.repository import ROOT, Program
 
 CUSTOMERS = Counter({"ada": 3, "bob": 5, "cleo": 12})
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from joining import joined
 from kazoo.client import KazooClient
 
 from allocator import Consumer, GroupOrders, RebalanceListener, TopicPartition
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
 from allocator.testing import LocalCluster, WaitTimeout, wait_until_async
+from tests.joining import joined
 
 SESSION_S = 2.0
 

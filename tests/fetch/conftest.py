@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster
-from fetch_decoders import DECODERS, name_of
+
+from tests.fetch.fake_cluster import FakeCluster
+from tests.fetch.fetch_decoders import DECODERS, name_of
 
 
 @pytest.fixture

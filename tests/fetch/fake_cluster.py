@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Optional
 
-from fetch_encode import R, batch
-
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.fetch_messages import FetchedPartition, FetchRequest, FetchResponse
 from allocator.core.subscription import RecordsLost
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import BrokerError
 from allocator.types import TopicPartition
+from tests.fetch.fetch_encode import R, batch
 
 Parts = dict[TopicPartition, tuple[int, int]]
 

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.subscription import SubscriptionState
 from allocator.testing.base import Cluster
 from allocator.types import TopicPartition
+from tests.fetch.fake_cluster import FakeCluster
 
 PATIENCE_S = 20.0
 

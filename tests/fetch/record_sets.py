@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any, Optional
 
-from fetch_decoders import Row
-from fetch_encode import APPEND_TIME, R, batch, messages
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
+
+from tests.fetch.fetch_decoders import Row
+from tests.fetch.fetch_encode import APPEND_TIME, R, batch, messages
 
 # factor for the number of examples, for a search of rare cases
 FUZZ_TIMES = int(os.environ.get("ALLOCATOR_FUZZ_TIMES", "1"))

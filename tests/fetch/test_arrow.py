@@ -9,13 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from fetch_decoders import DECODERS, make, needs_both_decoders
-from fetch_encode import APPEND_TIME, R, batch, messages, sign
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_sets import record_sets
 
 from allocator.errors import DeserializationError
+from tests.fetch.fetch_decoders import DECODERS, make, needs_both_decoders
+from tests.fetch.fetch_encode import APPEND_TIME, R, batch, messages, sign
+from tests.fetch.record_sets import record_sets
 
 TIME = 1_700_000_000_000
 LONG = b"more than an Arrow view holds itself"

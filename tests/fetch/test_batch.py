@@ -11,15 +11,15 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fetch_decoders import DECODERS
-from fetch_decoders import make as make_with
-from fetch_encode import R, batch, messages, sign
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.core.fetch import Batch
 from allocator.core.record import PlainRecord, Record
 from allocator.errors import CorruptRecordError, DeserializationError
+from tests.fetch.fetch_decoders import DECODERS
+from tests.fetch.fetch_decoders import make as make_with
+from tests.fetch.fetch_encode import R, batch, messages, sign
 
 TIME = 1_700_000_000_000
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import cramjam
 import pytest
-from fetch_decoders import make
-from fetch_encode import R, batch
 
 from allocator.core.fetch import codecs
 from allocator.core.fetch.codecs import GZIP, LZ4, SNAPPY, ZSTD, CodecError, decompress
+from tests.fetch.fetch_decoders import make
+from tests.fetch.fetch_encode import R, batch
 
 XERIAL = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 PIECES = 300_000

@@ -7,11 +7,11 @@ import struct
 from typing import Any
 
 import pytest
-from fetch_decoders import rows
-from fetch_encode import TRANSACTIONAL, R, batch, control, messages, sign, sign_message, split
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from allocator.errors import CorruptRecordError
+from tests.fetch.fetch_decoders import rows
+from tests.fetch.fetch_encode import TRANSACTIONAL, R, batch, control, messages, sign, sign_message, split
 
 TIME = 1_700_000_000_000
 MIXED = [

@@ -8,14 +8,14 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from fetch_decoders import DECODERS, Row, needs_both_decoders, row_of, rows
-from fetch_encode import CONTROL, TRANSACTIONAL, R, batch, control, messages, sign, signed, split
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from record_sets import FUZZ_TIMES, by_kafka_python, record_sets
 
 from allocator.core.fetch.codecs import output_limit
 from allocator.errors import CorruptRecordError
+from tests.fetch.fetch_decoders import DECODERS, Row, needs_both_decoders, row_of, rows
+from tests.fetch.fetch_encode import CONTROL, TRANSACTIONAL, R, batch, control, messages, sign, signed, split
+from tests.fetch.record_sets import FUZZ_TIMES, by_kafka_python, record_sets
 
 
 @settings(max_examples=75 * FUZZ_TIMES)

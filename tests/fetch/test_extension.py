@@ -20,11 +20,11 @@ from typing import Any
 
 import crc32c
 import pytest
-from fetch_decoders import DECODERS
-from fetch_encode import R, batch, messages
 
 import allocator.core.fetch
 from allocator.core.fetch import codecs
+from tests.fetch.fetch_decoders import DECODERS
+from tests.fetch.fetch_encode import R, batch, messages
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = shutil.which((os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0])

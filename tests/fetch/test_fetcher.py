@@ -7,9 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster
 from kafka.errors import OffsetOutOfRangeError
-from reading import collect, fetching, next_batch, offsets, raises_each_time, start_at, take, take_past, until
 
 from allocator.core.client.errors import FETCH, Reaction, reaction_to
 from allocator.core.fetch import Fetcher
@@ -23,6 +21,18 @@ from allocator.errors import (
     TopicAuthorizationFailed,
 )
 from allocator.types import TopicPartition
+from tests.fetch.fake_cluster import FakeCluster
+from tests.fetch.reading import (
+    collect,
+    fetching,
+    next_batch,
+    offsets,
+    raises_each_time,
+    start_at,
+    take,
+    take_past,
+    until,
+)
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 

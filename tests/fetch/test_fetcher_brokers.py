@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from kafka_versions import on_versions
-from reading import Connected, collect, offsets, parts, raises_each_time, start_at, take
 
 from allocator.errors import CorruptRecordError
 from allocator.testing import wait_until
 from allocator.testing.producing import ProducedRecord
 from allocator.testing.versions import KAFKA
 from allocator.types import TopicPartition
+from tests.fetch.reading import Connected, collect, offsets, parts, raises_each_time, start_at, take
+from tests.kafka_versions import on_versions
 
 OLD, NEW = "0.8.2.2", "3.9.1"
 VERSIONS = on_versions(OLD, NEW)

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import pytest
 from kafka import KafkaProducer
-from racked import racked_brokers
-from reading import Connected, collect, next_batch, offsets, parts, start_at, take, until
 
 from allocator.core.client.fetch_messages import FetchRequest
 from allocator.errors import LogTruncated
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.fetch.reading import Connected, collect, next_batch, offsets, parts, start_at, take, until
+from tests.racked import racked_brokers
 
 
 def long(version: str) -> Any:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from fake_cluster import FakeCluster
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from reading import next_batch, start_at
 
 from allocator.core.fetch import Fetcher
 from allocator.core.subscription import RecordsLost
 from allocator.errors import AllocatorError
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
+from tests.fetch.fake_cluster import FakeCluster
+from tests.fetch.reading import next_batch, start_at
 
 TPS = [TopicPartition("t", n) for n in range(4)]
 END = 120

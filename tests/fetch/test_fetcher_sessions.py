@@ -6,15 +6,15 @@ import uuid
 from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster
-from fetch_encode import control
-from reading import collect, fetching, next_batch, offsets, start_at, take, take_past, until
 
 from allocator.core.fetch import Fetcher
 from allocator.core.subscription import SubscriptionState
 from allocator.core.subscription.loss import Listed, stamped
 from allocator.errors import BrokerError, LogTruncated
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.fetch.fake_cluster import FakeCluster
+from tests.fetch.fetch_encode import control
+from tests.fetch.reading import collect, fetching, next_batch, offsets, start_at, take, take_past, until
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fake_cluster import FakeCluster
 from hypothesis import given
 from hypothesis import strategies as st
-from reading import collect, fetching, next_batch, start_at, until
 
 from allocator.core.fetch.pace import SMALL_BYTES, Pace
 from allocator.types import TopicPartition
+from tests.fetch.fake_cluster import FakeCluster
+from tests.fetch.reading import collect, fetching, next_batch, start_at, until
 
 T0 = TopicPartition("t", 0)
 BUDGET_S, MAX_WAIT_S, SIZE = 0.004, 0.5, 100

@@ -7,10 +7,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from fake_cluster import FakeCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading import PATIENCE_S, fetching, next_batch
 
 from allocator.core.aio import within
 from allocator.core.fetch.position_requests import TIMEOUT_S, UNRETRIABLE_PAUSE_S, PositionRequests
@@ -18,6 +16,8 @@ from allocator.core.subscription import RecordsLost, SubscriptionState
 from allocator.core.subscription.partition import FetchState
 from allocator.errors import AllocatorError, BrokerError, TopicAuthorizationFailed
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.fetch.fake_cluster import FakeCluster
+from tests.fetch.reading import PATIENCE_S, fetching, next_batch
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 BACKOFF_S = 0.5

@@ -8,14 +8,14 @@ from typing import Any
 
 import kafka
 import pytest
-from fake_cluster import FakeCluster
-from reading import offsets, parts
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import RangeReader, RangeUnread
 from allocator.errors import OffsetOutOfRange, TopicNotFound
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
+from tests.fetch.fake_cluster import FakeCluster
+from tests.fetch.reading import offsets, parts
 
 OLD = "0.8.2.2"
 

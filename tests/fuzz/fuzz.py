@@ -1,8 +1,8 @@
 """Fuzzes the targets of fuzz_targets.py, guided by code coverage (atheris).
 
-python tests/fuzz/fuzz.py                          each target for a minute
-python tests/fuzz/fuzz.py znodes --seconds 3600    one of them
-python tests/fuzz/fuzz.py records --input FILE     one input again, without atheris
+python -m tests.fuzz.fuzz                          each target for a minute
+python -m tests.fuzz.fuzz znodes --seconds 3600    one of them
+python -m tests.fuzz.fuzz records --input FILE     one input again, without atheris
 
 An input that breaks a target is written to tests/fuzz/corpus/<target>/, where the tests find it. Commit it with the
 fix.
@@ -21,7 +21,6 @@ INPUTS = ROOT / "build" / "fuzz"
 
 
 def main() -> None:
-    sys.path[:0] = [str(ROOT), str(Path(__file__).parent), str(ROOT / "tests" / "fetch")]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="records, znodes or protocol (default: each)")
     parser.add_argument("--seconds", type=int, default=60, help="how long each target is fuzzed (default 60)")
@@ -30,7 +29,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.begin:
         run(options.begin[0], options.begin[1:])
-    from fuzz_targets import CORPUS, SEEDS, TARGETS
+    from tests.fuzz.fuzz_targets import CORPUS, SEEDS, TARGETS
 
     unknown = set(options.targets) - set(TARGETS)
     if unknown:
@@ -47,8 +46,17 @@ def main() -> None:
         limits = [f"-max_total_time={options.seconds}", "-timeout=30", "-rss_limit_mb=4096", "-max_len=8192"]
         print(f"{target}: {options.seconds} s", flush=True)
         # a subprocess for each, since atheris ends its process
-        command = [sys.executable, __file__, "--begin", target, *limits, f"-artifact_prefix={found}/", str(inputs)]
-        code = subprocess.run([*command, str(found)]).returncode
+        command = [
+            sys.executable,
+            "-m",
+            "tests.fuzz.fuzz",
+            "--begin",
+            target,
+            *limits,
+            f"-artifact_prefix={found}/",
+            str(inputs),
+        ]
+        code = subprocess.run([*command, str(found)], cwd=ROOT).returncode
         if not any(found.iterdir()):
             found.rmdir()
         if code:
@@ -62,7 +70,7 @@ def run(target: str, arguments: list[str]) -> None:
     except ImportError as error:
         sys.exit(f"fuzzing needs atheris ({error}): pip install atheris")
     with atheris.instrument_imports(include=["allocator"]):
-        from fuzz_targets import TARGETS
+        from tests.fuzz.fuzz_targets import TARGETS
     atheris.Setup([target, *arguments], TARGETS[target])
     atheris.Fuzz()
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fetch_encode import signed
-
 from allocator.core.fetch import decode_plain as plain
 from allocator.documents.checked import InvalidZnode
 from allocator.errors import CorruptRecordError
@@ -33,6 +31,7 @@ from allocator.protocols.zookeeper.znodes.documents import (
 )
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition
+from tests.fetch.fetch_encode import signed
 
 try:
     from allocator.core import _records

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Callable
 
 import pytest
-from fuzz_targets import SEEDS, TARGETS, decoded, known
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from allocator.protocols.kafka_classic.consumer_protocol import (
     Subscription,
 )
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, shard_names
+from tests.fuzz.fuzz_targets import SEEDS, TARGETS, decoded, known
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Iterator
 
 import pytest
-from old_groups import OldGroup
 
 from allocator.testing import LocalCluster
 from allocator.testing.plugin import ClusterFactory
+from tests.groups.old_groups import OldGroup
 
 PARTITIONS = 6
 

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from fake_broker import MODERN, SILENT, FakeBroker
 from kafka.protocol.consumer import (
     HeartbeatResponse,
     JoinGroupResponse,
     LeaveGroupResponse,
     SyncGroupResponse,
 )
+
+from tests.client.fake_broker import MODERN, SILENT, FakeBroker
 
 
 class GroupBroker(FakeBroker):

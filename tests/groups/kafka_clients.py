@@ -24,10 +24,10 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from members import History
 
 from allocator.core.types import Partitions
 from allocator.types import TopicPartition
+from tests.groups.members import History
 
 KAFKA_PYTHON = {
     "range": RangePartitionAssignor,

@@ -8,9 +8,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from members import History, RecordingOwner
-from real_member import RealMember
-
 from allocator.assignors import resolve
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.coordinator import Coordinator
@@ -21,6 +18,8 @@ from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.testing import LocalCluster, Node, wait_until_async
 from allocator.types import TopicPartition
+from tests.groups.members import History, RecordingOwner
+from tests.groups.real_member import RealMember
 
 FAST = {"session_timeout_s": 6.0, "heartbeat_interval_s": 0.3, "rebalance_timeout_s": 20.0}
 

@@ -6,8 +6,6 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-import fake_broker
-from fake_broker import HANG_UP, MODERN, SILENT, FakeBroker
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 
 from allocator.protocols.kip848.messages import (
@@ -16,6 +14,8 @@ from allocator.protocols.kip848.messages import (
     IdPartition,
     IdPartitions,
 )
+from tests.client import fake_broker
+from tests.client.fake_broker import HANG_UP, MODERN, SILENT, FakeBroker
 
 HEARTBEAT, CONFIGS = 68, 32
 fake_broker.REQUESTS[HEARTBEAT] = ConsumerGroupHeartbeatRequest

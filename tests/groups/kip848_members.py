@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kafka_clients import Confluent
-from members import History, RecordingOwner
-from real_member import RealMember
-
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.protocols.kip848.membership import Kip848Membership
 from allocator.protocols.kip848.settings import Kip848Settings
+from tests.groups.kafka_clients import Confluent
+from tests.groups.members import History, RecordingOwner
+from tests.groups.real_member import RealMember
 
 # brokers that detect a crashed member within seconds
 QUICK = {

@@ -8,9 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from members import History, RecordingOwner, StaticTopics, everything
-from zookeeper_sessions import session
-
 from allocator.assignors import resolve
 from allocator.core.types import Partitions
 from allocator.errors import BrokerError, BrokersUnavailable
@@ -22,6 +19,8 @@ from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKee
 from allocator.protocols.zookeeper.znodes.documents import Paths
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
+from tests.groups.members import History, RecordingOwner, StaticTopics, everything
+from tests.groups.zookeeper_sessions import session
 
 LAYOUTS = {"kiel": "/kiel/groups/", "consumers": "/consumers/", "pykafka": "/consumers/", "zookeeper": "/allocator/"}
 

@@ -7,8 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from zookeeper_sessions import session
-
 from allocator.assignors import Assignor, GroupView, Member, resolve
 from allocator.assignors.view import Load
 from allocator.core.membership import AssignmentListener
@@ -20,6 +18,7 @@ from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import FaultProxy
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
+from tests.groups.zookeeper_sessions import session
 
 
 class StaticTopics:

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from java_tools import QUICK_JVM
 from kazoo.exceptions import NoNodeError
 
 from allocator.testing import LocalCluster, wait_until
@@ -27,6 +26,7 @@ from allocator.testing.jars import cache_directory, class_path
 from allocator.testing.java import find_java
 from allocator.testing.topics import zookeeper_client
 from allocator.testing.versions import kafka_release
+from tests.outside.java_tools import QUICK_JVM
 
 HERE = Path(__file__).parent
 

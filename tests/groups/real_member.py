@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from members import RecordingOwner
-
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.types import Partitions
 from allocator.protocols.kafka_member import KafkaMember
+from tests.groups.members import RecordingOwner
 
 R = TypeVar("R", bound="RealMember")
 

@@ -1,9 +1,9 @@
 """Runs the simulation from the command line, and replays a schedule that a test printed.
 
-python tests/groups/simulate.py --seed 17                   one run; prints its faults, and what broke
-python tests/groups/simulate.py --seed 17 --schedule FILE   these faults instead ("-": standard input)
-python tests/groups/simulate.py --seed 17 --shrink          as few faults as still break it
-python tests/groups/simulate.py --seeds 0:20000             many, on all cores; prints those that break
+python -m tests.groups.simulate --seed 17                   one run; prints its faults, and what broke
+python -m tests.groups.simulate --seed 17 --schedule FILE   these faults instead ("-": standard input)
+python -m tests.groups.simulate --seed 17 --shrink          as few faults as still break it
+python -m tests.groups.simulate --seeds 0:20000             many, on all cores; prints those that break
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Optional
 
-from simulated_faults import Event, parse
-from simulation import Broken, Simulation
+from tests.groups.simulated_faults import Event, parse
+from tests.groups.simulation import Broken, Simulation
 
 
 def outcome(seed: int, schedule: Optional[Sequence[Event]] = None) -> tuple[Simulation, Optional[Broken]]:

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
-from simulated_member import TIMEOUT_S, Worker
-from simulated_orders import KINDS
-
 from allocator.protocols.zookeeper.client.client import Op
+from tests.groups.simulated_member import TIMEOUT_S, Worker
+from tests.groups.simulated_orders import KINDS
 
 if TYPE_CHECKING:
-    from simulation import Simulation
+    from tests.groups.simulation import Simulation
 
 MEMBERS = 6  # alive at once, at most
 PARTITIONS = 12

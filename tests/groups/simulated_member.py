@@ -6,9 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simulated_zookeeper import SimulatedZooKeeper
-from virtual_time import thread_context
-
 from allocator.assignors import resolve
 from allocator.assignors.load_report import LoadReport
 from allocator.core.subscription import Tenure, Tenures
@@ -19,9 +16,11 @@ from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKee
 from allocator.protocols.zookeeper.session import GRACE_S
 from allocator.protocols.zookeeper.znodes.documents import Paths
 from allocator.types import TopicPartition
+from tests.groups.simulated_zookeeper import SimulatedZooKeeper
+from tests.groups.virtual_time import thread_context
 
 if TYPE_CHECKING:
-    from simulation import Simulation
+    from tests.groups.simulation import Simulation
 
 BASE = "/allocator/g"
 TIMEOUT_S = 4.0  # of its session

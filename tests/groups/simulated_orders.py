@@ -13,7 +13,7 @@ from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, M
 from allocator.protocols.zookeeper.znodes.member_names import member_name
 
 if TYPE_CHECKING:
-    from simulation import Simulation
+    from tests.groups.simulation import Simulation
 
 BASE = "/allocator/g"
 KINDS = ("cordon", "evacuate", "swap", "pin", "freeze", "budget", "canary")

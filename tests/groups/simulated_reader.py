@@ -9,9 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from memory_offsets import MemoryOffsets
-from simulated_member import Worker
-
 from allocator.commands.operator_orders import OperatorOrders
 from allocator.commands.orders import Order, OrderResult, Orders
 from allocator.core.aio.tasks import BackgroundTasks
@@ -24,9 +21,11 @@ from allocator.core.types import Partitions
 from allocator.documents.packed import to_ranges
 from allocator.errors import CommitFailed
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.groups.simulated_member import Worker
+from tests.memory_offsets import MemoryOffsets
 
 if TYPE_CHECKING:
-    from simulation import Simulation
+    from tests.groups.simulation import Simulation
 
 HANDLER_S = (0.0, 0.0, 0.05, 0.2, 0.8)  # less than the limit of the watchdog
 

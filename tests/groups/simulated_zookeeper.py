@@ -28,8 +28,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from virtual_time import VirtualLoop, thread_context
-
 from allocator.protocols.zookeeper.client.client import (
     REOPEN_S,
     BadVersion,
@@ -40,6 +38,7 @@ from allocator.protocols.zookeeper.client.client import (
     Stat,
     ZnodeExists,
 )
+from tests.groups.virtual_time import VirtualLoop, thread_context
 
 TICK_S = 0.5
 

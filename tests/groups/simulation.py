@@ -36,14 +36,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 from unittest import mock
 
-from members import StaticTopics
-from simulated_faults import Event, Faults
-from simulated_member import VirtualWatchdog, Worker
-from simulated_orders import OrdersOfGroup
-from simulated_reader import CommitsOfGroup, ReadingWorker
-from simulated_zookeeper import Ensemble, Write
-from virtual_time import VirtualLoop, current_member
-
 from allocator.documents.checked import InvalidZnode
 from allocator.protocols.zookeeper import group_znodes, session
 from allocator.protocols.zookeeper.client.client import ConnectionLost
@@ -51,6 +43,13 @@ from allocator.protocols.zookeeper.znodes import following
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim
 from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.types import TopicPartition
+from tests.groups.members import StaticTopics
+from tests.groups.simulated_faults import Event, Faults
+from tests.groups.simulated_member import VirtualWatchdog, Worker
+from tests.groups.simulated_orders import OrdersOfGroup
+from tests.groups.simulated_reader import CommitsOfGroup, ReadingWorker
+from tests.groups.simulated_zookeeper import Ensemble, Write
+from tests.groups.virtual_time import VirtualLoop, current_member
 
 FAULTS_S = 40.0  # how long faults go on
 SEATED = 1_000_000
@@ -340,5 +339,5 @@ class Simulation:
             lines = "\n".join(map(str, self.faults.done))
             self.failure = Broken(
                 f"seed {self.seed}, at {self.loop.time():.3f} s: {what}\n{lines}\n"
-                f"again: python tests/groups/simulate.py --seed {self.seed}"
+                f"again: python -m tests.groups.simulate --seed {self.seed}"
             )

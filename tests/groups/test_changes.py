@@ -11,8 +11,6 @@ from unittest import mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_zookeeper import Ensemble, SimulatedZooKeeper
-from virtual_time import VirtualLoop
 
 from allocator.documents.checked import InvalidZnode
 from allocator.documents.packed import SMALL_BYTES, deflate, to_ranges
@@ -23,6 +21,8 @@ from allocator.protocols.zookeeper.znodes.changes import MAX_MOVES, Changes, dif
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Paths, Waiting
 from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.types import TopicPartition
+from tests.groups.simulated_zookeeper import Ensemble, SimulatedZooKeeper
+from tests.groups.virtual_time import VirtualLoop
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

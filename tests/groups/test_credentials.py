@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 from kazoo.security import CREATOR_ALL_ACL
-from zookeeper_sessions import session
 
 from allocator import Allocation, GroupOrders
 from allocator.errors import ZooKeeperUnavailable
 from allocator.protocols.zookeeper.client.client import NotAuthorized
 from allocator.resources.allocation import ROOT
 from allocator.testing import wait_until_async
+from tests.groups.zookeeper_sessions import session
 
 NAMES = [f"n{number:02}" for number in range(12)]
 Credentials = dict[str, Any]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from members import History, RecordingOwner, StaticTopics
-
 from allocator.core.membership.fixed import FixedMembership
 from allocator.core.types import Partitions
 from allocator.testing import wait_until_async
+from tests.groups.members import History, RecordingOwner, StaticTopics
 
 
 class Cluster(StaticTopics):

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from members import plain_view
 
 import allocator
 from allocator import Consumer
@@ -32,6 +31,7 @@ from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, C
 from allocator.protocols.zookeeper.znodes.following import DAY_MS, ImbalanceTimer, LoadHistory
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import LoadSource, Record, TopicPartition
+from tests.groups.members import plain_view
 
 A, B = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("ab"))
 NOW = 1_767_225_600_000

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layout_bench import LAYOUTS, Bench
-from members import OneGroup
-from zookeeper_proxy import proxied
-from zookeeper_sessions import session
 
 from allocator.protocols.zookeeper.client.client import SessionState
 from allocator.testing import LocalCluster, wait_until_async
+from tests.groups.layout_bench import LAYOUTS, Bench
+from tests.groups.members import OneGroup
+from tests.groups.zookeeper_sessions import session
+from tests.zookeeper.zookeeper_proxy import proxied
 
 pytestmark = pytest.mark.servers  # each test starts an ensemble
 

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
-from kafka_members import ClassicMember, coordinator_of, shared
-from kafka_versions import on_versions
-from members import History
-from racked import racked_brokers
-from real_member import RealMember
 
 from allocator.protocols.kafka_classic.group import GroupPhase
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import OffsetAndMetadata
+from tests.groups.kafka_members import ClassicMember, coordinator_of, shared
+from tests.groups.members import History
+from tests.groups.real_member import RealMember
+from tests.kafka_versions import on_versions
+from tests.racked import racked_brokers
 
 VERSIONS = on_versions("3.9.1", since="0.9.0.1", without=["0.11.0.3"])
 

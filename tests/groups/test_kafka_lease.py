@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from hand_clock import Clock
-from members import History, RecordingOwner
-
 from allocator.protocols.kafka_lease import KafkaLease
+from tests.groups.members import History, RecordingOwner
+from tests.hand_clock import Clock
 
 
 async def lease_at(started: float = 100.0) -> tuple[KafkaLease, Clock]:

@@ -8,12 +8,6 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
-from fake_broker import SILENT
-from fake_group import GroupBroker
-from kafka_members import ClassicMember
-from lag_assignor import by_lag
-from members import History
-from offset_responses import commit_response
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.messages import Identity
@@ -24,6 +18,12 @@ from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.client.fake_broker import SILENT
+from tests.groups.fake_group import GroupBroker
+from tests.groups.kafka_members import ClassicMember
+from tests.groups.members import History
+from tests.lag_assignor import by_lag
+from tests.offsets.offset_responses import commit_response
 
 pytestmark = pytest.mark.deadline(90)
 

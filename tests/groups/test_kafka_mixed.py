@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kafka_clients import ASSIGNORS, Confluent, KafkaPython
-from kafka_members import ClassicMember, shared, start, topic_with
-from kafka_versions import versions
-from members import History
+
+from tests.groups.kafka_clients import ASSIGNORS, Confluent, KafkaPython
+from tests.groups.kafka_members import ClassicMember, shared, start, topic_with
+from tests.groups.members import History
+from tests.kafka_versions import versions
 
 pytestmark = pytest.mark.deadline(240)
 

@@ -18,13 +18,13 @@ from kafka.admin import (
     ResourcePattern,
     ResourceType,
 )
-from kafka_members import ClassicMember, shared
-from members import History
 
 from allocator.errors import BrokerError, CommitFailed, Fenced
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata
+from tests.groups.kafka_members import ClassicMember, shared
+from tests.groups.members import History
 
 pytestmark = [pytest.mark.long, pytest.mark.deadline(240)]
 

@@ -6,16 +6,16 @@ import asyncio
 from typing import Any
 
 import pytest
-from kafka_members import FAST, ClassicMember, cut_off, shared, start, topic_with
-from kafka_versions import on_versions
-from kip848_members import QUICK, Kip848Member
-from members import History
 
 from allocator.errors import CommitFailed, Fenced
 from allocator.protocols.kafka_classic.group import GroupPhase
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.groups.kafka_members import FAST, ClassicMember, cut_off, shared, start, topic_with
+from tests.groups.kip848_members import QUICK, Kip848Member
+from tests.groups.members import History
+from tests.kafka_versions import on_versions
 
 VERSIONS = on_versions("3.9.1", since="0.9.0.1", without=["0.11.0.3"])
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
-from old_groups import OldGroup
 
 from allocator.cli.commands import main
+from tests.groups.old_groups import OldGroup
 
 
 def adopt(group: OldGroup, *options: str) -> tuple[int, str]:

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 import pytest
 from click.testing import CliRunner
-from layout_bench import Bench
-from members import everything
 
 from allocator.assignors import naive_allocator
 from allocator.cli.commands import main
@@ -24,6 +22,8 @@ from allocator.protocols.legacy.kiel import (
 )
 from allocator.protocols.zookeeper.client.client import Op, ZooKeeperClient
 from allocator.testing import wait_until_async
+from tests.groups.layout_bench import Bench
+from tests.groups.members import everything
 
 
 @pytest.fixture

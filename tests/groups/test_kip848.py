@@ -8,10 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_broker import HANG_UP
-from kip848_fake import CONFIGS, FAST, HEARTBEAT, Kip848Broker, ids, owned, topic_id
-from kip848_members import Kip848Member
-from offset_responses import commit_response
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.messages import Identity
@@ -22,6 +18,10 @@ from allocator.protocols.kip848.messages import IdPartitions
 from allocator.protocols.kip848.settings import Kip848Settings
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.client.fake_broker import HANG_UP
+from tests.groups.kip848_fake import CONFIGS, FAST, HEARTBEAT, Kip848Broker, ids, owned, topic_id
+from tests.groups.kip848_members import Kip848Member
+from tests.offsets.offset_responses import commit_response
 
 pytestmark = pytest.mark.deadline(90)
 

@@ -8,14 +8,14 @@ import random
 from typing import Any
 
 import pytest
-from kafka_members import ClassicMember, cut_off, shared, start, topic_with
-from kip848_members import QUICK, ConfluentKip848, Kip848Member
-from members import History
-from test_kafka_faults import settle, without_its_coordinator
 
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata
+from tests.groups.kafka_members import ClassicMember, cut_off, shared, start, topic_with
+from tests.groups.kip848_members import QUICK, ConfluentKip848, Kip848Member
+from tests.groups.members import History
+from tests.groups.test_kafka_faults import settle, without_its_coordinator
 
 pytestmark = pytest.mark.deadline(180)
 

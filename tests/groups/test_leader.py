@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from members import StaticTopics
 
 from allocator.documents.packed import InflateBudget
 from allocator.protocols.zookeeper.client.client import Watch, ZooKeeperClient
@@ -18,6 +17,7 @@ from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, C
 from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
+from tests.groups.members import StaticTopics
 
 MEMBER, FIRST, SECOND = (f"m-0123456789abcdef-{number:010}" for number in range(3))
 HELD = {member: frozenset({TopicPartition("t", number)}) for number, member in enumerate((FIRST, SECOND))}

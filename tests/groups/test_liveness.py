@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from joining import joined
 from kafka.protocol.consumer import JoinGroupRequest
 from prometheus_client import CollectorRegistry
 
@@ -33,6 +32,7 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.actions import GroupWork, actions
 from allocator.web.metrics import GroupCollector
 from allocator.web.watch import Watcher
+from tests.joining import joined
 
 pytestmark = pytest.mark.deadline(180)
 OF_KAFKA = ("kafka", "kip848", "not a consumer")

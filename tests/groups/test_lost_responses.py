@@ -7,14 +7,14 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from layout_bench import LAYOUTS, Bench
-from lost_responses import LossyZooKeeper, lossy
-from members import everything
 
 from allocator.errors import BrokersUnavailable
 from allocator.operate.adoption import adopt
 from allocator.protocols.zookeeper.client.client import SessionState, ZooKeeperClient
 from allocator.testing import wait_until_async
+from tests.groups.layout_bench import LAYOUTS, Bench
+from tests.groups.lost_responses import LossyZooKeeper, lossy
+from tests.groups.members import everything
 
 TIMEOUT_S = 10.0  # of sessions, which go on over an outage
 

@@ -6,13 +6,13 @@ from collections import defaultdict
 from itertools import product
 
 import pytest
-from model import FAULTS, PARTITIONS, RULES, Document, Entry, State, canonical, decisions, steps
 
 from allocator.protocols.zookeeper import plan
 from allocator.protocols.zookeeper.seats import FEATURE, absent, take_seats
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument as RealDocument
 from allocator.protocols.zookeeper.znodes.documents import Claim, MemberInfo, Seat, Waiting
 from allocator.types import TopicPartition
+from tests.groups.model import FAULTS, PARTITIONS, RULES, Document, Entry, State, canonical, decisions, steps
 
 pytestmark = pytest.mark.servers  # long without any
 

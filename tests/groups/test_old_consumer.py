@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from old_groups import OldGroup
-from stored import stored_offsets
 
 from allocator.testing import wait_until
+from tests.groups.old_groups import OldGroup
+from tests.stored import stored_offsets
 
 
 def test_members_of_allocator_and_java_continue_from_each_others_offsets(

@@ -6,8 +6,6 @@ import asyncio
 import json
 
 import pytest
-from layout_bench import Bench
-from lost_responses import lossy
 
 from allocator.documents.checked import InvalidZnode
 from allocator.protocols.legacy.old_consumer import (
@@ -16,6 +14,8 @@ from allocator.protocols.legacy.old_consumer import (
 )
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
+from tests.groups.layout_bench import Bench
+from tests.groups.lost_responses import lossy
 
 # as kafka.tools.ConsoleConsumer 0.8.2.2 writes it
 JAVA = b'{"version":1,"subscription":{"orders":2},"pattern":"white_list","timestamp":"1700000000000"}'

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from zookeeper_sessions import session
 
 from allocator.commands.orders import KEPT_MS, KINDS, Order, OrderResult, Orders
 from allocator.documents.checked import InvalidZnode
@@ -18,6 +17,7 @@ from allocator.protocols.zookeeper.client.client import NoZnode
 from allocator.protocols.zookeeper.order_store import OrderStore
 from allocator.protocols.zookeeper.znodes.documents import Paths
 from allocator.types import TopicPartition
+from tests.groups.zookeeper_sessions import session
 
 NOW = 1_767_225_600_000
 ARGUMENTS: dict[str, dict[str, Any]] = {

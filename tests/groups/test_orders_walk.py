@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from members import OneGroup, TestMember
 
 from allocator import GroupOrders
 from allocator.cli.commands import main
 from allocator.core.errors import OrderRefused
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
+from tests.groups.members import OneGroup, TestMember
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 
 import pytest
-from members import OneGroup, cut_off, everything
 
 from allocator.protocols.zookeeper.client.client import Stat, Watch, ZooKeeperClient
 from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import wait_until_async
+from tests.groups.members import OneGroup, cut_off, everything
 
 
 @pytest.fixture

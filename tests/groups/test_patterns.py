@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from members import History, StaticTopics, TestMember
 
 from allocator.core.client import KafkaClient
 from allocator.core.subscription.patterns import topic_pattern
@@ -19,6 +18,7 @@ from allocator.documents.checked import InvalidZnode
 from allocator.errors import ConfigError, MissingExtra
 from allocator.protocols.zookeeper.znodes.documents import MemberInfo
 from allocator.testing import LocalCluster, wait_until_async
+from tests.groups.members import History, StaticTopics, TestMember
 
 NAMES = st.text("ab.-_0", min_size=1, max_size=12)
 ATOMS = st.sampled_from(["a", "b", "0", r"\.", "-", "_", ".", "[ab]", "[^a]", r"\w", r"\d", r"\W", "(?i:A)"])

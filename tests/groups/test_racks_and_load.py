@@ -9,17 +9,17 @@ from functools import partial
 from typing import Any
 
 import pytest
-from joining import joined
 from kafka.admin import KafkaAdminClient
-from lag_assignor import by_lag
-from members import History, StaticTopics, TestMember
-from racked import racked_brokers
 
 from allocator import Consumer
 from allocator.assignors import GroupView, GroupViewBuilder, Member
 from allocator.errors import BrokerError
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
+from tests.groups.members import History, StaticTopics, TestMember
+from tests.joining import joined
+from tests.lag_assignor import by_lag
+from tests.racked import racked_brokers
 
 by_either = pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
 

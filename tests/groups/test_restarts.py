@@ -6,10 +6,6 @@ import asyncio
 import re
 
 import pytest
-from members import OneGroup, TestMember
-from simulate import broken_among
-from simulated_faults import parse
-from simulation import SEATED, Simulation
 
 from allocator.errors import InstanceIdInUse
 from allocator.operate.group_reader import describe
@@ -18,6 +14,10 @@ from allocator.protocols.zookeeper import leader, seats
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument
 from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import wait_until_async
+from tests.groups.members import OneGroup, TestMember
+from tests.groups.simulate import broken_among
+from tests.groups.simulated_faults import parse
+from tests.groups.simulation import SEATED, Simulation
 
 
 class Moves(Simulation):

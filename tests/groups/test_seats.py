@@ -8,7 +8,6 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from members import plain_view
 
 from allocator.assignors import GroupView, resolve
 from allocator.commands.orders import Order
@@ -24,6 +23,7 @@ from allocator.protocols.zookeeper.seats import (
 )
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo, Seat
 from allocator.types import TopicPartition
+from tests.groups.members import plain_view
 
 P0, P1, P2 = (frozenset({TopicPartition("t", number)}) for number in range(3))
 OLD, NEW, OTHER = "m-1", "m-2", "m-3"

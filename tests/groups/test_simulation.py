@@ -8,11 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from simulate import broken_among, broken_seeds, outcome, shrunk
-from simulated_faults import Event, Faults, parse
-from simulated_member import Worker
-from simulated_zookeeper import SimulatedZooKeeper
-from simulation import FOLLOWING, MIXED, READING, SEATED, Broken, Simulation
 
 from allocator.core.consumer.starting_positions import StartingPositions
 from allocator.core.subscription import Progress, Tenure, Tenures
@@ -24,6 +19,11 @@ from allocator.protocols.zookeeper.session_lease import EnsembleLease, LeaseRene
 from allocator.protocols.zookeeper.znodes.changes import Changes
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.groups.simulate import broken_among, broken_seeds, outcome, shrunk
+from tests.groups.simulated_faults import Event, Faults, parse
+from tests.groups.simulated_member import Worker
+from tests.groups.simulated_zookeeper import SimulatedZooKeeper
+from tests.groups.simulation import FOLLOWING, MIXED, READING, SEATED, Broken, Simulation
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("quiet")]  # long without any
 
@@ -486,7 +486,7 @@ def test_a_broken_protocol_is_found(broken: str, monkeypatch: pytest.MonkeyPatch
     found, *patches = BROKEN[broken]
     text = first_broken(monkeypatch, patches, FIRST_SEEDS.get(broken, 0))
     assert re.search(found, text.splitlines()[0])
-    assert re.search(r"again: python tests/groups/simulate.py --seed \d+\Z", text)
+    assert re.search(r"again: python -m tests.groups.simulate --seed \d+\Z", text)
 
 
 # -- consumers: `simulated_reader`

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_orders import order
 
 from allocator.assignors.constraints import Constraints
 from allocator.commands.orders import KINDS, Order, Orders
@@ -20,6 +19,7 @@ from allocator.protocols.zookeeper.steering import (
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState
 from allocator.protocols.zookeeper.znodes.member_names import member_name
 from allocator.types import TopicPartition
+from tests.groups.test_orders import order
 
 A, B, C = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("abc"))
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError, NotEmptyError
-from members import History, StaticTopics, TestMember, settled
 
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
 from allocator.testing import wait_until_async
+from tests.groups.members import History, StaticTopics, TestMember, settled
 
 STEPS = 100  # more than a member takes to own everything
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from members import plain_view
 
 from allocator.commands.orders import KINDS
 from allocator.operate.group_report import GroupState
@@ -13,6 +12,7 @@ from allocator.operate.what_if import Scenario, plan_of
 from allocator.protocols.zookeeper.seats import FEATURE
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo, Seat
 from allocator.types import TopicPartition
+from tests.groups.members import plain_view
 
 A, B = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("ab"))
 COUNTS = {"t": 6}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from members import OneGroup, TestMember
 
 from allocator import GroupOrders
 from allocator.core.aio.clock import wall_ms
@@ -24,6 +22,8 @@ from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument
 from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
+from tests.groups.members import OneGroup, TestMember
+from tests.repo.repository import ROOT
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ async def test_a_frozen_member_stops_before_its_successor_begins(bench: OneGroup
         """
         import asyncio, signal, sys
         sys.path.insert(0, sys.argv[3])
-        from members import *
+        from tests.groups.members import *
         async def main():
             topics, history = StaticTopics({"t": 24}), History()
             async with TestMember(sys.argv[1], sys.argv[2], "frozen", topics, history, session_timeout_s=4.0) as m:
@@ -104,9 +104,8 @@ async def test_a_frozen_member_stops_before_its_successor_begins(bench: OneGroup
         asyncio.run(main())
         """
     )
-    here = os.path.dirname(__file__)
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, bench.hosts, bench.group, here, stdout=subprocess.PIPE
+        sys.executable, "-c", script, bench.hosts, bench.group, str(ROOT), stdout=subprocess.PIPE
     )
     assert child.stdout is not None
     try:

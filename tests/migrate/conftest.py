@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from mirroring import Pair
 
 from allocator.testing import LocalCluster
 from allocator.testing.plugin import ClusterFactory
 from allocator.testing.versions import NEWEST
+from tests.migrate.mirroring import Pair
 
 
 @pytest.fixture

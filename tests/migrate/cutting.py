@@ -12,15 +12,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from joining import joined
-from mirroring import contents, killed, mirroring, settings
-
 from allocator.errors import AllocatorError, BrokersUnavailable, Closed
 from allocator.migrate.cutover import Cutover, CutoverFailed
 from allocator.migrate.mirror import Mirror
 from allocator.operate.switching import ChoiceWatcher, SwitchingConsumer
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import LocalCluster, produce, wait_until_async
+from tests.joining import joined
+from tests.migrate.mirroring import contents, killed, mirroring, settings
 
 __all__ = ["World", "command", "mirror_checked"]
 

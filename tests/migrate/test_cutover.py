@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cutting import World, command, mirror_checked
-from joining import joined
-from mirroring import commit, killed
 
 from allocator import Consumer
 from allocator.cli.cutover import audit_topic
@@ -24,6 +21,9 @@ from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_p
 from allocator.testing import wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
+from tests.joining import joined
+from tests.migrate.cutting import World, command, mirror_checked
+from tests.migrate.mirroring import commit, killed
 
 pytestmark = pytest.mark.deadline(280)
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cutting import World, command, mirror_checked
-from mirroring import Pair, bare, commit, contents, fill, killed, mirroring, numbered, settings, started, transactions
 
 from allocator.cli.cutover import audit_topic
 from allocator.core.client.client import KafkaClient
@@ -25,6 +23,20 @@ from allocator.migrate.storage import OffsetStore
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
+from tests.migrate.cutting import World, command, mirror_checked
+from tests.migrate.mirroring import (
+    Pair,
+    bare,
+    commit,
+    contents,
+    fill,
+    killed,
+    mirroring,
+    numbered,
+    settings,
+    started,
+    transactions,
+)
 
 pytestmark = pytest.mark.deadline(400)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from java_tools import command, properties
-from mirroring import Pair, commit, committed, mirroring, transactions
 
 from allocator import Consumer
 from allocator.testing import LocalCluster, produce, wait_until_async
+from tests.migrate.mirroring import Pair, commit, committed, mirroring, transactions
+from tests.outside.java_tools import command, properties
 
 pytestmark = pytest.mark.deadline(300)
 

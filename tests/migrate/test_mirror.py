@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from mirroring import Pair, contents, fill, killed, mirroring, more, numbered, started, transactions
 from tornado.httpclient import AsyncHTTPClient
 
 from allocator.core.client.client import KafkaClient
@@ -19,6 +18,7 @@ from allocator.migrate.topics import TopicsDiffer, settings_of
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.web.mirror_metrics import serve_mirror
+from tests.migrate.mirroring import Pair, contents, fill, killed, mirroring, more, numbered, started, transactions
 
 pytestmark = pytest.mark.deadline(180)
 

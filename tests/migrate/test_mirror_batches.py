@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from kafka.admin import ConfigResource, KafkaAdminClient
-from mirroring import Pair, contents, mirroring, numbered, transactions
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import RangeReader
 from allocator.migrate.report import TopicsStopped
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
+from tests.migrate.mirroring import Pair, contents, mirroring, numbered, transactions
 
 pytestmark = pytest.mark.deadline(180)
 MakePair = Callable[..., Any]

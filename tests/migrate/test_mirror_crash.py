@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as tuned
 from hypothesis import strategies as st
-from mirroring import Pair, commit, contents, cut, killed, more, numbered, transactions
 
 from allocator.core.aio.tasks import within
 from allocator.core.client.client import KafkaClient
@@ -30,6 +29,7 @@ from allocator.migrate.topics import TopicsDiffer
 from allocator.producer.encoding import Encoded
 from allocator.testing import produce, wait_until_async
 from allocator.types import OffsetAndMetadata
+from tests.migrate.mirroring import Pair, commit, contents, cut, killed, more, numbered, transactions
 
 pytestmark = pytest.mark.deadline(180)
 

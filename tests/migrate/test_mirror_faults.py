@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from kafka.admin import KafkaAdminClient, NewTopic
-from mirroring import commit, contents, killed, mirroring, more, started
 
 from allocator.core.client import KafkaClient, ends_of_epochs
 from allocator.errors import BrokerError
@@ -24,6 +23,7 @@ from allocator.migrate.storage import OffsetStore
 from allocator.operate import describe
 from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.testing import wait_until_async
+from tests.migrate.mirroring import commit, contents, killed, mirroring, more, started
 
 pytestmark = [pytest.mark.deadline(240), pytest.mark.long]
 

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 import pytest
-from mirroring import Pair
 
 from allocator.core.client.client import KafkaClient
 from allocator.migrate import lag as lag_module
 from allocator.migrate.lag import Lag, LagMeter, MirrorProgress
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.types import TopicPartition
+from tests.migrate.mirroring import Pair
 
 pytestmark = pytest.mark.deadline(180)
 

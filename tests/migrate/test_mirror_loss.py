@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cutting import World
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
-from mirroring import Pair, commit, contents, cut, delete_records, fill, mirroring, numbered, values
 
 from allocator.core.aio.clock import wall_ms
 from allocator.core.client.client import KafkaClient
@@ -28,6 +26,8 @@ from allocator.migrate.topics import TopicsDiffer
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.testing.versions import NEWEST
+from tests.migrate.cutting import World
+from tests.migrate.mirroring import Pair, commit, contents, cut, delete_records, fill, mirroring, numbered, values
 
 pytestmark = pytest.mark.deadline(180)
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mirroring import Pair, commit, committed, contents, fill, killed, mirroring, more, numbered, settings, started
 
 from allocator.core.client.client import KafkaClient
 from allocator.migrate.mirror import Mirror
@@ -22,6 +21,19 @@ from allocator.migrate.topics import settings_of
 from allocator.migrate.translate import ends_of
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
+from tests.migrate.mirroring import (
+    Pair,
+    commit,
+    committed,
+    contents,
+    fill,
+    killed,
+    mirroring,
+    more,
+    numbered,
+    settings,
+    started,
+)
 
 pytestmark = pytest.mark.deadline(180)
 MakePair = Callable[..., Any]

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mirroring import commit, committed, contents
 
 from allocator.migrate.offsets import copy_offsets, restore_offsets
 from allocator.migrate.storage import OffsetStore
 from allocator.testing import LocalCluster
 from allocator.testing.versions import KAFKA, NEWEST
 from allocator.types import TopicPartition
+from tests.migrate.mirroring import commit, committed, contents
 
 pytestmark = [pytest.mark.long, pytest.mark.deadline(200)]
 

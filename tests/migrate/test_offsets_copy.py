@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from joining import joined
-from mirroring import commit, committed, transactions
 
 from allocator import Consumer
 from allocator.cli.commands import main
@@ -29,6 +27,8 @@ from allocator.protocols.zookeeper.client.client import NoChroot
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.testing.topics import zookeeper_client
 from allocator.types import TopicPartition
+from tests.joining import joined
+from tests.migrate.mirroring import commit, committed, transactions
 
 pytestmark = pytest.mark.deadline(120)
 

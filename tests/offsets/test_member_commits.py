@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_offsets import A, B, Coordinator, at, client_of
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.offsets.messages import Identity
 from allocator.errors import Fenced
 from allocator.types import TopicPartition
+from tests.offsets.test_offsets import A, B, Coordinator, at, client_of
 
 
 class Member:

@@ -10,15 +10,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fake_broker import HANG_UP, MODERN, SILENT, FakeBroker
 from kafka.protocol.metadata import FindCoordinatorResponse
-from offset_responses import commit_response, fetch_response, requested
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import CommitFailed, ConfigError, NoOffsetsError
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.client.fake_broker import HANG_UP, MODERN, SILENT, FakeBroker
+from tests.offsets.offset_responses import commit_response, fetch_response, requested
 
 A, B, C = (TopicPartition("t", p) for p in range(3))
 

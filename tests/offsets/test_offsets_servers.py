@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from kafka import KafkaProducer
-from kafka_versions import on_versions
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.kafka_versions import on_versions
 
 VERSIONS = on_versions("0.8.2.2", "3.9.1")
 

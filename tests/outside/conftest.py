@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from scene import PARTITIONS, Scene
 
 from allocator.testing.plugin import ClusterFactory
+from tests.outside.scene import PARTITIONS, Scene
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scene import Member, Scene
+from tests.outside.scene import Member, Scene
 
 Start = Callable[[], Member]
 

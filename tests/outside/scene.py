@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from go_clients import as_event, program
-from java_tools import command, number, properties
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
@@ -27,6 +25,8 @@ from bench.faults.check import Verdict, check
 from bench.faults.group import Settings
 from bench.faults.history import History, add
 from bench.faults.run import end_offsets, pinned_version
+from tests.outside.go_clients import as_event, program
+from tests.outside.java_tools import command, number, properties
 
 MEMBERS = Path(__file__).parent / "members"
 ROOT = Path(__file__).parent.parent.parent

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from play import play
-from scene import Member, Scene
 
 from allocator.testing.versions import NEWEST
+from tests.outside.play import play
+from tests.outside.scene import Member, Scene
 
 pytestmark = pytest.mark.long
 

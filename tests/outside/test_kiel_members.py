@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from old_groups import kiel_python
-from scene import PARTITIONS, Scene
 
 from bench.faults.check import overlaps
 from bench.faults.group import Load, Settings
 from bench.faults.run import commit_zero
+from tests.groups.old_groups import kiel_python
+from tests.outside.scene import PARTITIONS, Scene
 
 
 @pytest.mark.long

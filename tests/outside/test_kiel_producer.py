@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mirroring import contents
-from old_groups import kiel_python
 
 from allocator.testing import LocalCluster
+from tests.groups.old_groups import kiel_python
+from tests.migrate.mirroring import contents
 
 PROGRAM = Path(__file__).parent / "members" / "kiel_producer.py"
 

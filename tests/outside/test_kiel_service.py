@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from old_groups import kiel_python
 
 from allocator.testing import LocalCluster
 from allocator.testing.topics import zookeeper_client
+from tests.groups.old_groups import kiel_python
 
 SERVICE = Path(__file__).parent / "members" / "kiel_service.py"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from go_clients import ASSIGNORS, program
-from play import play
-from scene import Scene
+
+from tests.outside.go_clients import ASSIGNORS, program
+from tests.outside.play import play
+from tests.outside.scene import Scene
 
 CASES = [
     pytest.param(client, assignor, first, handler_s, id=f"{client}-{assignor}-{first}-first")

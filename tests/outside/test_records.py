@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from java_tools import QUICK_JVM, compiled, number, tools_class_path
 
 from allocator import Consumer, Record
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.java import find_java
 from allocator.testing.plugin import ClusterFactory
 from allocator.testing.versions import KAFKA, NEWEST
+from tests.outside.java_tools import QUICK_JVM, compiled, number, tools_class_path
 
 pytestmark = pytest.mark.deadline(240)
 long = pytest.mark.long

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
-from java_tools import number, run_tool
-from joining import joined
 
 from allocator import Consumer, TopicPartition
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.plugin import ClusterFactory
 from allocator.testing.versions import NEWEST
+from tests.joining import joined
+from tests.outside.java_tools import number, run_tool
 
 pytestmark = pytest.mark.deadline(240)
 long = pytest.mark.long

@@ -7,14 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from fake_source import Cluster, FakeSource
-
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
 from allocator.handlers.policy import Retries
 from allocator.handlers.processor import Processor
 from allocator.testing import wait_until_async
 from allocator.types import Record, TopicPartition
+from tests.consumer.fake_source import Cluster, FakeSource
 
 FAST = Retries(count=2, backoff_s=0.001, backoff_max_s=0.002)
 PARTITION = TopicPartition("t", 0)

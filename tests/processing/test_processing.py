@@ -14,10 +14,7 @@ import uuid
 from collections import Counter
 from typing import Any
 
-import engine
 import pytest
-from engine import PARTITION, Letters, until
-from fake_source import Cluster, FakeSource, positions
 
 from allocator.core.consumer.commit_metadata import IDS_CHARACTERS, STAMP_CHARACTERS
 from allocator.core.consumer.record_processor import RecordOrders
@@ -27,6 +24,9 @@ from allocator.errors import ConfigError, DeserializationError, HandlerCutOff, H
 from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.window import Window, fingerprint
 from allocator.types import Record
+from tests.consumer.fake_source import Cluster, FakeSource, positions
+from tests.processing import engine
+from tests.processing.engine import PARTITION, Letters, until
 
 DONE_CHARACTERS = 500  # fewer than a window with 1,000 records in hand needs
 running = functools.partial(engine.running, ordering="key", batch_size=50)

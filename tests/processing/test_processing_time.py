@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-import engine
 import pytest
-from engine import PARTITION
-from fake_source import Cluster, positions
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual_time import VirtualLoop
 
 from allocator.handlers.policy import Retries
 from allocator.types import Record
+from tests.consumer.fake_source import Cluster, positions
+from tests.groups.virtual_time import VirtualLoop
+from tests.processing import engine
+from tests.processing.engine import PARTITION
 
 WORK_S = 0.05
 

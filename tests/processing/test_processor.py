@@ -13,8 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engine import DEADLINE_S, PARTITION, Letters, running, until
-from fake_source import Cluster, FakeSource, positions
 
 from allocator.core.subscription import Hold
 from allocator.daemon.daemon import Daemon
@@ -35,6 +33,8 @@ from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.processor import Processor
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
+from tests.consumer.fake_source import Cluster, FakeSource, positions
+from tests.processing.engine import DEADLINE_S, PARTITION, Letters, running, until
 
 
 class Recorder:

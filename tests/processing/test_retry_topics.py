@@ -10,10 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import engine
 import pytest
-from engine import PARTITION, until
-from fake_source import Batch, Cluster, FakeSource
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +23,9 @@ from allocator.handlers.letter_headers import headers_of
 from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.retry_topics import RetryPlan, RetryTopics
 from allocator.types import Record, TopicPartition
+from tests.consumer.fake_source import Batch, Cluster, FakeSource
+from tests.processing import engine
+from tests.processing.engine import PARTITION, until
 
 PLAN = RetryPlan({"g.retry-a": 0.05, "g.retry-b": 0.1})
 LATER = RetryPlan({"g.retry-1h": 3600})

@@ -6,16 +6,16 @@ import struct
 from typing import Any
 
 import pytest
-from fetch_decoders import DECODERS, Row, make, name_of, needs_both_decoders, row_of
-from fetch_encode import R, messages, sign
-from fetch_encode import batch as produced
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_sets import FUZZ_TIMES, HIGHEST, LOWEST, by_kafka_python, record_sets
 
 from allocator.errors import CorruptRecordError
 from allocator.producer import encoding
 from allocator.producer.encoding import CODECS, TARGET_BYTES, BatchTooLarge, Encoded, encode, halves, merged
+from tests.fetch.fetch_decoders import DECODERS, Row, make, name_of, needs_both_decoders, row_of
+from tests.fetch.fetch_encode import R, messages, sign
+from tests.fetch.fetch_encode import batch as produced
+from tests.fetch.record_sets import FUZZ_TIMES, HIGHEST, LOWEST, by_kafka_python, record_sets
 
 each_decoder = pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
 some_target = st.sampled_from([1, 50, 9000, 1 << 19])

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from mirroring import contents, delete_records
-from witnesses import READERS, Read
 
 from allocator import DeliveryFailed, Producer, RecordMetadata
 from allocator.core.aio import within
@@ -20,6 +18,8 @@ from allocator.errors import BrokersUnavailable, Closed, ConfigError, IllegalSta
 from allocator.producer import RecordWriter
 from allocator.testing import LocalCluster, wait_until, wait_until_async
 from allocator.types import TopicPartition
+from tests.migrate.mirroring import contents, delete_records
+from tests.producer.witnesses import READERS, Read
 
 TopicFactory = Callable[..., str]
 long = pytest.mark.long

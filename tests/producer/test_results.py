@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import result_handlers
-from test_transactions import PARTITIONS, Two, Walk, disturb, long, two, walk
-from witnesses import committed_values
 
 from allocator import Consumer, Produce, Record
 from allocator.errors import ConfigError, HandlerFailed
 from allocator.testing import wait_until_async
+from tests.producer import result_handlers
+from tests.producer.test_transactions import PARTITIONS, Two, Walk, disturb, long, two, walk
+from tests.producer.witnesses import committed_values
 
 __all__ = ["two", "walk"]
 MODES = ("at-least-once", "exactly-once")

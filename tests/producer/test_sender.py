@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from background import background
 from kafka.protocol.producer import ProduceRequest
-from mirroring import contents
 
 from allocator.core.aio import within
 from allocator.core.client import KafkaClient
@@ -17,6 +15,8 @@ from allocator.producer import BatchSender, PartitionQueue
 from allocator.producer.builder import BatchBuilder
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
+from tests.background import background
+from tests.migrate.mirroring import contents
 
 TopicFactory = Callable[..., str]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
-from transaction_model import INPUTS, RULES, State, steps, unsafe
+
+from tests.producer.transaction_model import INPUTS, RULES, State, steps, unsafe
 
 
 def explore(broken: str = "", most: int = sys.maxsize) -> tuple[set[State], str]:

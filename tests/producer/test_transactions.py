@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from witnesses import committed_values, committed_values_of_aiokafka
 
 from allocator import Consumer, Producer
 from allocator.errors import BrokerError, ConfigError, Fenced, IllegalState
 from allocator.testing import LocalCluster, wait_until_async
+from tests.producer.witnesses import committed_values, committed_values_of_aiokafka
 
 HERE = Path(__file__).parent
 TopicFactory = Callable[..., str]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
-from mirroring import contents, delete_records
 
 from allocator.core.aio import within
 from allocator.core.client.client import KafkaClient
@@ -19,6 +18,7 @@ from allocator.producer.topics import create_topic
 from allocator.producer.writer import RecordWriter
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
+from tests.migrate.mirroring import contents, delete_records
 
 TopicFactory = Callable[..., str]
 

@@ -1,4 +1,4 @@
-"""Writes the public API as text, from the code; `python tests/repo/public_api.py` writes it into docs/api.md."""
+"""Writes the public API as text, from the code; `python -m tests.repo.public_api` writes it into docs/api.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The pages in docs/reference, from the docstrings, the help texts and the metrics.
 
-`python tests/repo/reference_pages.py` rewrites the generated part of each page. The pages are committed, so that they
+`python -m tests.repo.reference_pages` rewrites the generated part of each page. The pages are committed, so that they
 are readable without a build. `tests/docs/test_reference.py` compares them with the code.
 """
 
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import click
-from public_api import _signature
 
 from allocator.core.consumer import MembershipOptions
+from tests.repo.public_api import _signature
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-BEGIN, END = "<!-- generated: begin; tests/repo/reference_pages.py writes it -->", "<!-- generated: end -->"
+BEGIN, END = "<!-- generated: begin; `python -m tests.repo.reference_pages` writes it -->", "<!-- generated: end -->"
 CONSUMERS = [
     *("Consumer", "ZooKeeper", "Kafka", "Fixed", "Kiel", "OldConsumers", "Pykafka", "SwitchingConsumer"),
     *("GroupedConsumer", "GroupOrders", "KafkaGroupOrders", "Order", "OrderReport", "OrderResult"),

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/settings.md, out of the code; `python tests/repo/settings_page.py` writes the page."""
+"""The tables of docs/reference/settings.md, out of the code; `python -m tests.repo.settings_page` writes the page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for kind in map(options_of, known_memberships()):
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "settings.md"
 INTRODUCTION = """# Settings
 
-<!-- written by `python tests/repo/settings_page.py` out of the code -->
+<!-- written by `python -m tests.repo.settings_page` out of the code -->
 
 Each setting is declared once, in `allocator/core/settings/table.py`; `Consumer`, `ConsumerGroup`, `GroupedConsumer`,
 the daemon and Spark take the same defaults and ranges from there. Times are in seconds. A default of nothing means

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from repository import ROOT
+
+from tests.repo.repository import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.servers, pytest.mark.timeout(3600), pytest.mark.deadline(3600)]
 

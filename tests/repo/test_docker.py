@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import yaml
-from repository import ROOT
 
 from allocator.daemon.config import load
+from tests.repo.repository import ROOT
 
 DOCKER = ROOT / "docker"
 COMPOSE = {name: yaml.safe_load((DOCKER / name).read_text()) for name in ("old.yaml", "new.yaml", "compose.yaml")}

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from repository import PACKAGE, ROOT, Program, code_blocks, committed
 
 from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.testing import LocalCluster
+from tests.repo.repository import PACKAGE, ROOT, Program, code_blocks, committed
 
 README = ROOT / "README.md"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

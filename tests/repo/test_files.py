@@ -7,9 +7,9 @@ import re
 from importlib import metadata
 
 import pytest
-from repository import ROOT, sources
 
 import allocator
+from tests.repo.repository import ROOT, sources
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -14,7 +14,8 @@ from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.metadata import MetadataRequest
 from kazoo.client import KazooClient
-from repository import ROOT, sources
+
+from tests.repo.repository import ROOT, sources
 
 Trees = dict[Path, ast.Module]
 

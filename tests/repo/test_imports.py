@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Collection
 from pathlib import Path
 
-from repository import imports, module_name, part, sources
+from tests.repo.repository import imports, module_name, part, sources
 
 # packages of this project that need an extra
 EXTRA_PACKAGES = {"spark", "testing", "web"}

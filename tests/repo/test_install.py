@@ -12,12 +12,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from blocks import Session, blocks
 from packaging.requirements import Requirement
-from repository import PACKAGE, ROOT, sources
 
 import allocator
 from allocator.testing import LocalCluster
+from tests.docs.blocks import Session, blocks
+from tests.repo.repository import PACKAGE, ROOT, sources
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -6,9 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from repository import PACKAGE, imports, module_name, part, sources
-
 import allocator
+from tests.repo.repository import PACKAGE, imports, module_name, part, sources
 
 # From the lowest to the highest; packages of one tier do not import each other, except those of the first, which form a
 # chain (`CHAIN`). A package that no tier names is an application.

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from repository import ROOT
+
+from tests.repo.repository import ROOT
 
 
 def make_demo(place: Path, python: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:

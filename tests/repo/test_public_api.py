@@ -13,10 +13,9 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-import public_api
-from repository import ROOT
-
 import allocator
+from tests.repo import public_api
+from tests.repo.repository import ROOT
 
 
 def test_names_and_signatures_are_those_of_the_page() -> None:
@@ -24,7 +23,7 @@ def test_names_and_signatures_are_those_of_the_page() -> None:
         public_api.stated().splitlines(), public_api.described().splitlines(), "docs/api.md", "the code", lineterm=""
     )
     changed = "\n".join(difference)
-    assert not changed, f"meant? then: python tests/repo/public_api.py, and a line in CHANGELOG.md\n{changed}"
+    assert not changed, f"meant? then: python -m tests.repo.public_api, and a line in CHANGELOG.md\n{changed}"
 
 
 # of other packages, and of the standard library beside its types

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from repository import PACKAGE, ROOT
+from tests.repo.repository import PACKAGE, ROOT
 
 PAGES = sorted((ROOT / "tests" / "references").glob("*.md"))
 BEHAVIOURS = {"00": 84, "01": 53, "02": 25, "03": 55, "04": 38}

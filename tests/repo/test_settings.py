@@ -7,7 +7,6 @@ import inspect
 from typing import Any
 
 import pytest
-import settings_page
 
 from allocator import Consumer, ConsumerGroupConfig, GroupedConsumer, SingleConsumer, SwitchingConsumer
 from allocator.core.consumer.membership_config import MembershipConfig
@@ -15,6 +14,7 @@ from allocator.core.memberships import known_memberships, options_of
 from allocator.core.settings.table import REQUIRED, SETTINGS, keyword_faults
 from allocator.daemon.config import SECTIONS
 from allocator.spark.options import Options
+from tests.repo import settings_page
 
 OPTIONS = {name: options_of(name) for name in known_memberships()}
 # (module, name): this default differs from the table on purpose
@@ -62,4 +62,4 @@ def test_every_default_is_allowed() -> None:
 
 
 def test_the_page_is_written_out_of_the_code() -> None:
-    assert settings_page.PAGE.read_text() == settings_page.page(), "run: python tests/repo/settings_page.py"
+    assert settings_page.PAGE.read_text() == settings_page.page(), "run: python -m tests.repo.settings_page"

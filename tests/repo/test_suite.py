@@ -39,7 +39,9 @@ class Run:
     """A run of `tests` by workers that take turns."""
 
     def __init__(self, tests: list[str], workers: int) -> None:
-        scheduling = pytest.importorskip("scheduling", reason="needs pytest-xdist")
+        pytest.importorskip("xdist")
+        from tests import scheduling
+
         config: Any = SimpleNamespace(
             option=SimpleNamespace(maxschedchunk=None),
             getoption=lambda name: None,

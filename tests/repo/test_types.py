@@ -18,9 +18,9 @@ import kafka
 import kafka.structs
 import pytest
 from mypy import api
-from repository import ROOT
 
 from allocator import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+from tests.repo.repository import ROOT
 
 PROGRAM = """
 from __future__ import annotations

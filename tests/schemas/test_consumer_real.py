@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from joining import joined
-from schema_registry import avro, framed, registry
 
 from allocator import Consumer, Record, TopicPartition
 from allocator.errors import DeserializationError
 from allocator.schemas import RegistryDeserializer
 from allocator.testing import LocalCluster, wait_until_async
+from tests.joining import joined
+from tests.schemas.schema_registry import avro, framed, registry
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "schema-registry.md"
 V1 = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}

@@ -10,7 +10,6 @@ import json
 from typing import Any
 
 import pytest
-from schema_registry import avro, framed, registry
 from tornado import netutil
 
 from allocator.errors import ConfigError
@@ -18,6 +17,7 @@ from allocator.handlers.schemas import deserializer as deserializer_module
 from allocator.schemas import RegistryDeserializer
 from allocator.testing import wait_until_async
 from allocator.types import LoadingDeserializer
+from tests.schemas.schema_registry import avro, framed, registry
 
 V1 = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}, {"name": "text", "type": "string"}]}
 V2 = {

@@ -8,12 +8,12 @@ import traceback
 from typing import Any
 
 import pytest
-from schema_registry import registry
 from tornado import netutil
 
 from allocator.errors import ConfigError
 from allocator.handlers.schemas.registry import Registry
 from allocator.handlers.schemas.schema import Schema
+from tests.schemas.schema_registry import registry
 
 ITEM = {"type": "record", "name": "Item", "namespace": "shop", "fields": [{"name": "sku", "type": "string"}]}
 ORDER = {

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from certificates import Certificates
-from secured import KEY_PASSWORD, PASSWORDS, REAUTH_S, Secured
 
 from allocator.testing import LocalCluster
+from tests.security.certificates import Certificates
+from tests.security.secured import KEY_PASSWORD, PASSWORDS, REAUTH_S, Secured
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from certificates import Certificates
-from token_endpoint import CLIENT_SECRET, TokenEndpoint
-
 from allocator.testing import LocalCluster
+from tests.client.token_endpoint import CLIENT_SECRET, TokenEndpoint
+from tests.security.certificates import Certificates
 
 __all__ = ["DIGEST", "DIGEST_OPTIONS", "KEY_PASSWORD", "PASSWORDS", "REAUTH_S", "SECRETS", "Secured", "secrets_in"]
 

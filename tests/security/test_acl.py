@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from joining import joined
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 from kazoo.security import OPEN_ACL_UNSAFE
-from secured import DIGEST_OPTIONS
 
 from allocator import AllocatorError, Consumer, ZooKeeper
 from allocator.protocols.zookeeper.znodes import documents as znodes
 from allocator.testing import LocalCluster, wait_until_async
+from tests.joining import joined
+from tests.security.secured import DIGEST_OPTIONS
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from background import background
 from kazoo.exceptions import KazooException
 
 import allocator
@@ -38,6 +37,7 @@ from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.types import TopicPartition
+from tests.background import background
 
 Topics = Callable[..., str]
 MEMBER = "m-0123456789abcdef-0000000042"

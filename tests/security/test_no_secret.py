@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from joining import joined
 from kazoo.client import KazooClient
-from secured import DIGEST, DIGEST_OPTIONS, KEY_PASSWORD, PASSWORDS, Secured, secrets_in
 
 from allocator import AllocatorError, Consumer, TopicPartition, ZooKeeper
 from allocator.cli.access import Access
@@ -22,6 +20,8 @@ from allocator.compat.group_config import ConsumerGroupConfig
 from allocator.core.consumer.membership_config import MembershipConfig
 from allocator.migrate.storage import OffsetStore
 from allocator.testing import FaultProxy
+from tests.joining import joined
+from tests.security.secured import DIGEST, DIGEST_OPTIONS, KEY_PASSWORD, PASSWORDS, Secured, secrets_in
 
 Topics = Callable[..., str]
 

@@ -16,11 +16,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from daemon_processes import Setup, make, stopped
-from joining import joined
-from providers_under_test import Provider
-from secured import Secured, secrets_in
-from token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted, unsecured_token
 
 from allocator import Consumer
 from allocator.cli.commands import main
@@ -30,6 +25,11 @@ from allocator.errors import ConfigError
 from allocator.producer import RecordWriter
 from allocator.testing import LocalCluster, wait_until
 from allocator.types import TopicPartition
+from tests.client.providers_under_test import Provider
+from tests.client.token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted, unsecured_token
+from tests.daemon.daemon_processes import Setup, make, stopped
+from tests.joining import joined
+from tests.security.secured import Secured, secrets_in
 
 Topics = Callable[..., str]
 COMMAND = [sys.executable, "-m", "allocator.cli"]

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from secured import PASSWORDS, Secured, secrets_in
 
 from allocator.testing import produce
 from allocator.testing.java import find_java
+from tests.security.secured import PASSWORDS, Secured, secrets_in
 
 pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 

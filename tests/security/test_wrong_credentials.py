@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
-from certificates import Certificates
-from secured import Secured, secrets_in
 
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokersUnavailable, ConfigError, ZooKeeperUnavailable
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from tests.security.certificates import Certificates
+from tests.security.secured import Secured, secrets_in
 
 TIMEOUT_S: Final = 5.0  # for all of them together
 Settings = Callable[[Secured, Certificates], dict[str, Any]]

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from postgres import postgres_server
-from sink_member import Store
+
+from tests.sinks.postgres import postgres_server
+from tests.sinks.sink_member import Store
 
 
 @pytest.fixture(scope="session")

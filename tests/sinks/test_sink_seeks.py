@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sink_member import Store
 
 from allocator import Consumer, RebalanceListener
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import Partitions
+from tests.sinks.sink_member import Store
 
 pytestmark = pytest.mark.servers
 

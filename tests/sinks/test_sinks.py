@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sink_member import Store
 
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.decode import scan
@@ -18,6 +17,7 @@ from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkError
 from allocator.sinks import SinkClaim, SinkOffset, SqliteSink, SqlSink
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition
+from tests.sinks.sink_member import Store
 
 P = TopicPartition("orders", 0)
 Stores = Callable[[], Store]

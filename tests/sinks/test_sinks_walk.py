@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sink_member import Store
 
 from allocator.testing import LocalCluster, wait_until
+from tests.sinks.sink_member import Store
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.servers

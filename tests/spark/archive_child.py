@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from spark_records import FakeTopic
-from spark_settings import CHEAP, LOCAL
-
 from allocator.spark import session
 from allocator.spark.archive import archive
+from tests.spark.spark_records import FakeTopic
+from tests.spark.spark_settings import CHEAP, LOCAL
 
 if __name__ == "__main__":
     directory, sizes, most = sys.argv[1:]

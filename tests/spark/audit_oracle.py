@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
-from spark_records import Log, Row
+from tests.spark.spark_records import Log, Row
 
 FIELDS = ("key", "value", "headers", "timestamp")
 

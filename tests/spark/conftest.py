@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from spark_settings import CHEAP, LOCAL
 
 from allocator.testing import JarsUnavailable
 from allocator.testing.jars import class_path
 from allocator.testing.java import find_java
 from allocator.testing.versions import SPARK_CONNECTOR
+from tests.spark.spark_settings import CHEAP, LOCAL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spark_settings import CLUSTER
-
 from allocator.spark import register, session
 from allocator.testing import wait_until
+from tests.spark.spark_settings import CLUSTER
 
 SCALING = {
     "spark.dynamicAllocation.enabled": "true",

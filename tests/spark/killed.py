@@ -22,7 +22,7 @@ def run_and_kill(command: list[str], log: Path, when: Callable[[], object]) -> b
             command,
             stdout=output,
             stderr=output,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,
         )
         try:

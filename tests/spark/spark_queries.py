@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import mirroring
 import pyarrow as pa
 
 from allocator.spark.options import STREAM, read_options
 from allocator.spark.source.stream import StreamReader
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
+from tests.migrate import mirroring
 
 __all__ = ["Place", "Query", "commit", "committed", "run_query"]
 

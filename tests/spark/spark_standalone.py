@@ -18,12 +18,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pyspark
 import pytest
-from spark_settings import JVM
 
 from allocator.spark.sessions import java_home
 from allocator.testing.java import find_java
 from allocator.testing.ports import PortLease
 from allocator.testing.waiting import wait_until
+from tests.spark.spark_settings import JVM
 
 HOME = Path(pyspark.__file__).parent
 

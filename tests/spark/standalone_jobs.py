@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spark_settings import CLUSTER
-
 from allocator.spark import session
 from allocator.spark.archive import Archive, archive
 from allocator.spark.topic import Topic
+from tests.spark.spark_settings import CLUSTER
 
 # a copy of a task starts once another task is done and this one takes longer than a tenth of a second
 EAGER = {

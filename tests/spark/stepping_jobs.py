@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import stepping
-from spark_settings import CLUSTER
-
 from allocator.spark import session
+from tests.spark import stepping
+from tests.spark.spark_settings import CLUSTER
 
 
 def stream(spark: Any, directory: str, options: str) -> None:
@@ -33,7 +32,8 @@ def stream(spark: Any, directory: str, options: str) -> None:
 def archive(spark: Any, directory: str, format: str, brokers: str, topic: str) -> None:
     # not at the top: a stream needs neither, and starts often
     import pytest
-    from tables import DeltaTables, IcebergTables, ParquetFiles
+
+    from tests.spark.tables import DeltaTables, IcebergTables, ParquetFiles
 
     def renamed(event: str, arguments: tuple[Any, ...]) -> None:
         # a commit of a Parquet archive links its manifest, and then renames the directory of its files

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from killed import run_and_kill
-from spark_records import FakeTopic
 
 from allocator.errors import ConfigError
 from allocator.spark.archive import Archive, archive, compact
 from allocator.spark.archive.commits import ArchiveMismatch
 from allocator.spark.errors import ArchiveFull, DataLoss, SchemaMismatch
+from tests.spark.killed import run_and_kill
+from tests.spark.spark_records import FakeTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -243,7 +243,7 @@ def test_a_full_disk_is_reported_in_one_line_and_leaves_complete_commits(spark: 
 def test_a_killed_run_is_continued_without_gap_or_double(spark: SparkSession, tmp_path: Path) -> None:
     directory, sizes = tmp_path / "archive", [250, 250]
     home = directory / "topic=orders"
-    child = [sys.executable, str(Path(__file__).with_name("archive_child.py")), str(directory), "250,250", "100"]
+    child = [sys.executable, "-m", "tests.spark.archive_child", str(directory), "250,250", "100"]
 
     def third_commit_is_written() -> bool:
         return (home / "commit=00000003").exists() and bool(list(home.glob("_new-*/**/*.parquet")))

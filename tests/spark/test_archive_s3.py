@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from spark_records import FakeTopic
-from tables import DeltaTables, IcebergTables, load_catalog, use_catalog
+
+from tests.spark.spark_records import FakeTopic
+from tests.spark.tables import DeltaTables, IcebergTables, load_catalog, use_catalog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

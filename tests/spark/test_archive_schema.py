@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pytest
-from spark_records import Row, frame
 
 from allocator.errors import ConfigError
 from allocator.spark.archive.schema import decoder
+from tests.spark.spark_records import Row, frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from killed import run_and_kill
-from spark_records import FakeTopic
-from tables import DeltaTables, IcebergTables, ParquetFiles, deltalake, pyarrow
 
 from allocator.errors import ConfigError
 from allocator.spark.archive import archive
 from allocator.spark.archive.commits import ArchiveBusy, ArchiveMismatch, Manifest
 from allocator.spark.archive.store import open_store
 from allocator.spark.errors import DataLoss, SchemaMismatch
+from tests.repo.repository import ROOT
+from tests.spark.killed import run_and_kill
+from tests.spark.spark_records import FakeTopic
+from tests.spark.tables import DeltaTables, IcebergTables, ParquetFiles, deltalake, pyarrow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -198,11 +199,11 @@ def test_a_directory_that_executors_do_not_share_gets_no_commit(
 def test_a_run_that_is_killed_while_it_writes_a_table_is_continued_without_gap_or_double(
     tmp_path: Path, tables: Any
 ) -> None:
-    child = [sys.executable, str(Path(__file__).with_name("table_child.py")), tables.format, tables.place]
+    child = [sys.executable, "-m", "tests.spark.table_child", tables.format, tables.place]
 
     def reached(commits: int, staged: int) -> bool:
         return len([*tables.home.glob(tables.log)]) > commits and len([*tables.home.glob(tables.data)]) > staged
 
     run_and_kill([*child, "20000", "20"], tmp_path / "log", lambda: reached(7, 7))
-    subprocess.run([*child, "20000", "5000"], check=True, cwd=Path(__file__).parent)
+    subprocess.run([*child, "20000", "5000"], check=True, cwd=ROOT)
     assert tables.offsets() == {0: list(range(20_000))}

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from audit_oracle import differences
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from spark_records import Log, Row, frame
 
 from allocator.errors import ConfigError
 from allocator.spark.audit import audit
 from allocator.spark.audit.report import Report
 from allocator.spark.errors import SchemaMismatch
+from tests.spark.audit_oracle import differences
+from tests.spark.spark_records import Log, Row, frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
-from mirroring import delete_records, transactions
 
 from allocator.cli.commands import main
 from allocator.spark.audit import audit
 from allocator.spark.topic import Extent, Topic
 from allocator.testing import LocalCluster, produce
+from tests.migrate.mirroring import delete_records, transactions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
-from mirroring import delete_records
-from spark_records import Log, Row, frame
 
 from allocator.cli.commands import main
 from allocator.errors import AllocatorError, ConfigError
 from allocator.spark.audit import audit
 from allocator.spark.errors import DataLoss
 from allocator.testing import LocalCluster, produce
+from tests.migrate.mirroring import delete_records
+from tests.spark.spark_records import Log, Row, frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

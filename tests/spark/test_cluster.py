@@ -13,10 +13,9 @@ import pytest
 
 pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
-from spark_queries import committed
-from spark_standalone import Standalone, standalone
-
 from allocator.testing import LocalCluster, produce, wait_until
+from tests.spark.spark_queries import committed
+from tests.spark.spark_standalone import Standalone, standalone
 
 
 def results(cluster: Standalone) -> dict[str, Any]:

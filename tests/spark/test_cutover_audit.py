@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cutting import World
-from mirroring import commit, fill, settings, transactions
 
 from allocator.cli.cutover import audit_topic
 from allocator.core.client.client import KafkaClient
@@ -20,6 +18,8 @@ from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
+from tests.migrate.cutting import World
+from tests.migrate.mirroring import commit, fill, settings, transactions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from schema_registry import avro, framed, registry
 
 from allocator.errors import ConfigError
 from allocator.handlers.schemas.schema import as_reader_schema, avro_schema
+from tests.schemas.schema_registry import avro, framed, registry
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,12 +13,11 @@ import pytest
 
 pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
-from spark_queries import committed
-from spark_standalone import HOME, Standalone, rows_of, standalone
-from stepping import children
-
 from allocator.testing import LocalCluster, produce, wait_until
 from allocator.testing.ports import PortLease
+from tests.spark.spark_queries import committed
+from tests.spark.spark_standalone import HOME, Standalone, rows_of, standalone
+from tests.spark.stepping import children
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

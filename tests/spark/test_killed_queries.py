@@ -15,11 +15,10 @@ import pytest
 
 pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
-import stepping
-from spark_standalone import Standalone, rows_of, standalone
-
 from allocator import Consumer, ZooKeeper
 from allocator.testing import LocalCluster, produce, wait_until, wait_until_async
+from tests.spark import stepping
+from tests.spark.spark_standalone import Standalone, rows_of, standalone
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 

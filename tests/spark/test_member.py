@@ -11,13 +11,12 @@ import pytest
 
 pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
-from spark_queries import Query, committed
-
 from allocator import Consumer, ZooKeeper
 from allocator.spark.options import read_options
 from allocator.spark.source.member import StreamMember
 from allocator.testing import LocalCluster, produce, wait_until, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.spark.spark_queries import Query, committed
 
 PARTITIONS = 6
 ZERO = TopicPartition("t", 0)

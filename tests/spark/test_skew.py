@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from spark_records import Row, frame
 
 from allocator.assignors.load import LoadAssignor
 from allocator.assignors.types import GroupView, Member
 from allocator.errors import ConfigError
 from allocator.spark.skew import skew
 from allocator.spark.skew.report import SkewReport, read_loads
+from tests.spark.spark_records import Row, frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster
-from fetch_encode import control
-from mirroring import delete_records
+
+from tests.fetch.fake_cluster import FakeCluster
+from tests.fetch.fetch_encode import control
+from tests.migrate.mirroring import delete_records
 
 pytest.importorskip("pyarrow")
 

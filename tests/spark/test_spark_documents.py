@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mirroring import commit
-from repository import ROOT, code_blocks
-from spark_queries import run_query
-
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
 from examples.spark_job import by_key
+from tests.migrate.mirroring import commit
+from tests.repo.repository import ROOT, code_blocks
+from tests.spark.spark_queries import run_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

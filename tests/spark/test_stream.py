@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_queries import committed, run_query
-
 from allocator.spark import stream_lag
 from allocator.testing import LocalCluster, produce
 from allocator.types import TopicPartition
+from tests.spark.spark_queries import committed, run_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,15 +11,14 @@ import pytest
 
 pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
-from joining import joined
-from mirroring import delete_records
-from spark_queries import Place, Query, commit, committed
-
 from allocator import Consumer
 from allocator.protocols.zookeeper.client.client import NoChroot
 from allocator.spark.errors import CheckpointMismatch, DataLoss, GroupInUse
 from allocator.spark.source.stream import METADATA_S
 from allocator.testing import LocalCluster, produce, wait_until
+from tests.joining import joined
+from tests.migrate.mirroring import delete_records
+from tests.spark.spark_queries import Place, Query, commit, committed
 
 
 class Streams:

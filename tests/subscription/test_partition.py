@@ -6,7 +6,6 @@ import itertools
 from typing import Callable
 
 import pytest
-from hand_clock import Clock
 
 from allocator.core.subscription.loss import Listed
 from allocator.core.subscription.partition import MOVES, FetchState, TopicPartitionState
@@ -14,6 +13,7 @@ from allocator.core.subscription.state import EARLIEST, LATEST
 from allocator.core.subscription.tenures import Tenure, Tenures
 from allocator.errors import IllegalState
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.hand_clock import Clock
 
 A0 = TopicPartition("a", 0)
 AT_50 = OffsetAndMetadata(50, "", 3)

@@ -6,12 +6,12 @@ import random
 from typing import Any
 
 import pytest
-from hand_clock import Clock
 from kafka.errors import NoOffsetForPartitionError
 
 from allocator.core.subscription import SubscriptionState
 from allocator.errors import NoOffsetsError
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.hand_clock import Clock
 
 A0, A1, B0, GONE = (TopicPartition(*it) for it in (("a", 0), ("a", 1), ("b", 0), ("gone", 9)))
 AT_50 = OffsetAndMetadata(50, "m", 3)

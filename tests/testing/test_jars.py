@@ -12,7 +12,6 @@ import sys
 
 import pytest
 import requests
-from maven import MavenRepository
 
 from allocator.testing import JarsUnavailable, JavaNotFound, LocalCluster
 from allocator.testing import download as download_module
@@ -22,6 +21,7 @@ from allocator.testing.jars import jar_directory
 from allocator.testing.java import find_java
 from allocator.testing.pins import Jar, pinned
 from allocator.testing.versions import KAFKA, KAFKA_TOOLS, SPARK_CONNECTOR, ZOOKEEPER, JarSet
+from tests.testing.maven import MavenRepository
 
 SMALL = JarSet("small", "a small thing", ("org.one:one:1",), ())
 ONE, TWO = bytes(range(256)) * 4096, b"two\n" * 1000

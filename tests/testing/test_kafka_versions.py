@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from read_back import records_of
 
 from allocator.errors import ConfigError
 from allocator.testing import ClusterError
 from allocator.testing.traffic import Recording, TrafficRecord
 from allocator.testing.versions import KAFKA
+from tests.testing.read_back import records_of
 
 ROOT = Path(__file__).parents[2]
 TRAFFIC = Recording(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from read_back import records_of
 
 from allocator.testing import ClusterError, LocalCluster, UnknownVersion, produce
 from allocator.testing.probe import api_versions, four_letter_word
 from allocator.testing.topics import zookeeper_client
 from allocator.testing.versions import KAFKA, NEWEST, USUAL_ZOOKEEPER, ZOOKEEPER
+from tests.testing.read_back import records_of
 
 QUICK = {"0.8.2.2", "3.9.1", NEWEST}
 VERSIONS = [v if v in QUICK else pytest.param(v, marks=pytest.mark.long) for v in KAFKA]

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from generated_groups import watcher_of
 from prometheus_client import CollectorRegistry
-from served import TOKEN
 
 from allocator.testing.waiting import wait_until
 from allocator.web.guard import Guard
 from allocator.web.server import Site, serve
 from allocator.web.watch import Watcher
+from tests.web.generated_groups import watcher_of
+from tests.web.served import TOKEN
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")

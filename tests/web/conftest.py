@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browsing import chromium
+
+from tests.web.browsing import chromium
 
 
 @pytest.fixture(scope="module")

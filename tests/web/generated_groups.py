@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Optional
 
-from written_group import assigned, member_id, parts
-
 from allocator.cli.access import Access
 from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
 from allocator.core.types import Partitions
@@ -20,6 +18,7 @@ from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, C
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.history import News
 from allocator.web.watch import WatchedGroup, Watcher
+from tests.web.written_group import assigned, member_id, parts
 
 SESSION_S = 10.0
 NAMES = (

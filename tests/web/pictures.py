@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import io
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from browsing import Page, chromium
-from generated_groups import group_of, state_of, watcher_of, without
 from PIL import Image
 from prometheus_client import CollectorRegistry
-from written_group import member_id
 
 from allocator.web.events import Event
 from allocator.web.guard import Guard
 from allocator.web.history import News
 from allocator.web.server import Site, serve
 from allocator.web.watch import Watcher
+from tests.web.browsing import Page, chromium
+from tests.web.generated_groups import group_of, state_of, watcher_of, without
+from tests.web.written_group import member_id
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 TOPICS = {"orders": 240, "payments": 160}

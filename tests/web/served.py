@@ -10,7 +10,6 @@ from typing import Any
 import jsonschema
 from prometheus_client import CollectorRegistry
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
-from written_group import WrittenGroup, parts, written
 
 from allocator.cli.access import Access
 from allocator.core.aio.tasks import BackgroundTasks
@@ -23,6 +22,7 @@ from allocator.web.metrics import GroupCollector
 from allocator.web.openapi import describe
 from allocator.web.server import Health, Site, operations, serve
 from allocator.web.watch import Watcher
+from tests.web.written_group import WrittenGroup, parts, written
 
 TOKEN = "0123456789abcdef0123"
 BEARER = f"Bearer {TOKEN}"

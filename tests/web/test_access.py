@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
-from certificates import Certificates
 from click.testing import CliRunner
-from generated_groups import watcher_of
 from prometheus_client import CollectorRegistry
-from served import TOKEN, Served, as_described
 from tornado.httpclient import AsyncHTTPClient
 
 from allocator.cli.commands import main
@@ -24,6 +21,9 @@ from allocator.web.guard import Guard, Login, User
 from allocator.web.history_file import HistoryFile
 from allocator.web.records import RecordsPage
 from allocator.web.server import Site, serve
+from tests.security.certificates import Certificates
+from tests.web.generated_groups import watcher_of
+from tests.web.served import TOKEN, Served, as_described
 
 LOGIN = Login("X-User", "X-Groups", operators=frozenset({"alice", "@ops"}), viewers=frozenset({"bob", "@dev"}))
 ALICE, BOB, EVE = {"X_User": "alice"}, {"X_User": "bob"}, {"X_User": "eve"}

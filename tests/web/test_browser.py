@@ -10,26 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from browsing import (
-    DOWN,
-    END,
-    ENTER,
-    HOME,
-    PAGE_DOWN,
-    PAGE_UP,
-    PATIENCE_S,
-    RIGHT,
-    UP,
-    Page,
-    needs_browser,
-    served_page,
-    watcher,
-)
-from generated_groups import watcher_of
-from generated_records import records_page
 from prometheus_client import CollectorRegistry
-from served import TOKEN, one_group, served
-from written_group import member_id, parts, written
 
 from allocator import Consumer
 from allocator.assignors import GroupView
@@ -51,6 +32,25 @@ from allocator.web.guard import Guard
 from allocator.web.requests import DeleteRequest, OrderRequest, PlanRequest, Suppositions
 from allocator.web.server import Site, serve
 from allocator.web.watch import Watcher
+from tests.web.browsing import (
+    DOWN,
+    END,
+    ENTER,
+    HOME,
+    PAGE_DOWN,
+    PAGE_UP,
+    PATIENCE_S,
+    RIGHT,
+    UP,
+    Page,
+    needs_browser,
+    served_page,
+    watcher,
+)
+from tests.web.generated_groups import watcher_of
+from tests.web.generated_records import records_page
+from tests.web.served import TOKEN, one_group, served
+from tests.web.written_group import member_id, parts, written
 
 pytestmark = needs_browser
 

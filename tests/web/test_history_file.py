@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from generated_groups import watcher_of
 
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.errors import ConfigError
@@ -17,6 +16,7 @@ from allocator.web.events import Event, EventLog
 from allocator.web.history import Point
 from allocator.web.history_file import HistoryFile, keep
 from allocator.web.watch import WatchedGroup
+from tests.web.generated_groups import watcher_of
 
 HOUR = 3600.0
 

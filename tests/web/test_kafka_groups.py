@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from served import BEARER, PATIENCE_S, Served, as_described, served
 
 from allocator import Consumer, Kafka
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
+from tests.web.served import BEARER, PATIENCE_S, Served, as_described, served
 
 pytestmark = pytest.mark.deadline(150)
 

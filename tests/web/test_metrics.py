@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 
 import pytest
-from joining import joined
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from allocator import Consumer
 from allocator.testing import LocalCluster
 from allocator.web.metrics import ConsumerCollector
+from tests.joining import joined
 
 
 def scraped(registry: CollectorRegistry) -> dict[str, dict[tuple[str, ...], float]]:

@@ -6,12 +6,11 @@ import asyncio
 import json
 from typing import Any
 
-from generated_records import GeneratedReader, records_page
-from served import TOKEN, Served, as_described
-from test_access import ALICE, BOB, LOGIN, site
-
 from allocator.testing import wait_until_async
 from allocator.web.records import AT_ONCE
+from tests.web.generated_records import GeneratedReader, records_page
+from tests.web.served import TOKEN, Served, as_described
+from tests.web.test_access import ALICE, BOB, LOGIN, site
 
 PATH = "/api/topics/orders/records"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
-from served import API, BEARER, PATIENCE_S, Served, as_described, one_group, served
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 
 from allocator import Consumer
@@ -19,6 +18,7 @@ from allocator.operate.switching import SwitchingConsumer
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
+from tests.web.served import API, BEARER, PATIENCE_S, Served, as_described, one_group, served
 
 pytestmark = pytest.mark.deadline(150)
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
-from served import as_described
 
 from allocator.cli.access import Access
 from allocator.commands.orders import Order, Orders
@@ -19,6 +18,7 @@ from allocator.web.metrics import GroupCollector
 from allocator.web.snapshot import brokers, detail, figures, lags, topics
 from allocator.web.snapshot import orders as shown_orders
 from allocator.web.watch import WatchedGroup, Watcher
+from tests.web.served import as_described
 
 READ = [TopicPartition("read", 0), TopicPartition("read", 1)]
 OLD = TopicPartition("old", 0)  # the group has offsets of it, but no member subscribes to it

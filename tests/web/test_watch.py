@@ -7,9 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from members import History, StaticTopics, TestMember, settled
-from served import PATIENCE_S, as_described, served
-from written_group import parts, written
 
 from allocator.assignors.load_report import LoadReport
 from allocator.cli.access import Access
@@ -21,6 +18,9 @@ from allocator.testing.waiting import wait_until_async
 from allocator.web import watch
 from allocator.web.daemon import Demand
 from allocator.web.watch import Watcher
+from tests.groups.members import History, StaticTopics, TestMember, settled
+from tests.web.served import PATIENCE_S, as_described, served
+from tests.web.written_group import parts, written
 
 
 async def test_the_load_that_members_report_is_shown_as_it_changes(

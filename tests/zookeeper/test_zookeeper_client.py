@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from zookeeper_proxy import proxied
-from zookeeper_sessions import session
 
 from allocator.core.aio.clock import boot_clock
 from allocator.errors import ConfigError, ZooKeeperUnavailable
@@ -26,6 +24,8 @@ from allocator.protocols.zookeeper.client.client import (
     ZooKeeperError,
 )
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
+from tests.groups.zookeeper_sessions import session
+from tests.zookeeper.zookeeper_proxy import proxied
 
 
 @contextlib.contextmanager

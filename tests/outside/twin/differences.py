@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twin.history import Commit, DeleteRecords, DeleteTopic, Extend, History, Seek, Take, scenes
+from tests.outside.twin.history import Commit, DeleteRecords, DeleteTopic, Extend, History, Seek, Take, scenes
 
 PEERS = ("aiokafka", "kafka-python", "confluent-kafka", "java")
 

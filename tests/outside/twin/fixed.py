@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from twin.history import (
+from tests.outside.twin.history import (
     Commit,
     CreateTopic,
     DeleteRecords,

@@ -1,7 +1,7 @@
 """Plays random histories, and prints the seed and the smallest history of each difference without a reason.
 
-python tests/outside/twin/run.py --seeds 0:100 --kafka 3.9.1 --seconds 3600
-python tests/outside/twin/run.py --seeds 17 --kafka 2.8.2 --clients allocator-kafka,aiokafka
+python -m tests.outside.twin.run --seeds 0:100 --kafka 3.9.1 --seconds 3600
+python -m tests.outside.twin.run --seeds 17 --kafka 2.8.2 --clients allocator-kafka,aiokafka
 """
 
 from __future__ import annotations
@@ -16,15 +16,11 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Optional
 
-ROOT = Path(__file__).parent.parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/outside")]
-
-from java_tools import number  # noqa: E402
-from twin.differences import Difference  # noqa: E402
-from twin.history import History, draw, numbered, shown, smaller  # noqa: E402
-from twin.twins import Hosts, Twins, clients_for  # noqa: E402
-
-from allocator.testing import LocalCluster  # noqa: E402
+from allocator.testing import LocalCluster
+from tests.outside.java_tools import number
+from tests.outside.twin.differences import Difference
+from tests.outside.twin.history import History, draw, numbered, shown, smaller
+from tests.outside.twin.twins import Hosts, Twins, clients_for
 
 AT_ONCE = 6  # histories; they wait most of their time
 BROKEN = 12  # histories in a row that could not be played, after which the servers count as lost

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
-from repository import ROOT
-from twin import history as steps
-from twin.differences import KNOWN, Difference, reasons
-from twin.fixed import FIXED
-from twin.history import History, draw, repaired, shown, smaller
-from twin.run import broker_config, differences, faults
-from twin.twins import Hosts, clients_for
 
 from allocator.testing.plugin import ClusterFactory
+from tests.outside.twin import history as steps
+from tests.outside.twin.differences import KNOWN, Difference, reasons
+from tests.outside.twin.fixed import FIXED
+from tests.outside.twin.history import History, draw, repaired, shown, smaller
+from tests.outside.twin.run import broker_config, differences, faults
+from tests.outside.twin.twins import Hosts, clients_for
+from tests.repo.repository import ROOT
 
 long = pytest.mark.long
 VERSIONS = ("1.1.1", "2.8.2", "3.9.1", "4.1.1")

@@ -20,13 +20,13 @@ from typing import Any, Optional
 
 from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
-from java_tools import QUICK_JVM, compiled, number, tools_class_path
-from twin import history as h
-from twin.differences import Difference, reasons
 
 from allocator.testing import LocalCluster
 from allocator.testing.java import find_java
 from allocator.testing.versions import KAFKA
+from tests.outside.java_tools import QUICK_JVM, compiled, number, tools_class_path
+from tests.outside.twin import history as h
+from tests.outside.twin.differences import Difference, reasons
 
 JAVA = Path(__file__).with_name("Twin.java")
 CLIENTS = Path(__file__).with_name("clients.py")

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from twin_language import Program
-from twin_programs import PROGRAMS
-from twin_random import random_program
-from twin_runs import play
 
 from allocator.errors import ConfigError
 from allocator.spark.options import read_options
 from allocator.testing import JarsUnavailable, LocalCluster
 from allocator.testing.jars import class_path
 from allocator.testing.versions import SPARK_CONNECTOR
+from tests.spark.twin.twin_language import Program
+from tests.spark.twin.twin_programs import PROGRAMS
+from tests.spark.twin.twin_random import random_program
+from tests.spark.twin.twin_runs import play
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

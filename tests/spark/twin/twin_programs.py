@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twin_language import (
+from tests.spark.twin.twin_language import (
     Add,
     Cached,
     Count,

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from twin_language import (
+from tests.spark.twin.twin_language import (
     Add,
     Cached,
     Count,

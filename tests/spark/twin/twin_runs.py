@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafka.admin import KafkaAdminClient
-from spark_queries import run_query
-from twin_language import (
+
+from allocator.testing import ClusterError, LocalCluster, ProducedRecord, produce, wait_until
+from allocator.types import TopicPartition
+from tests.spark.spark_queries import run_query
+from tests.spark.twin.twin_language import (
     Add,
     Cached,
     Count,
@@ -40,9 +43,6 @@ from twin_language import (
     Transact,
     United,
 )
-
-from allocator.testing import ClusterError, LocalCluster, ProducedRecord, produce, wait_until
-from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from allocator.core.memberships import register
 
 if TYPE_CHECKING:
-    from allocator.commands import Order, OrderResult
+    from allocator.commands import Command, CommandResult
     from allocator.compat import GroupedConsumer, SingleConsumer
     from allocator.compat.consumer_group import ConsumerGroup
     from allocator.compat.generation import Generation, PartitionStart
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from allocator.errors import AllocatorError, CommitFailed, DeliveryFailed, Fenced, GenerationEnded, GroupClosed
     from allocator.handlers.consumer import Consumer
     from allocator.handlers.results import Produce
-    from allocator.operate.group_orders import GroupOrders
-    from allocator.operate.kafka_group_orders import KafkaGroupOrders
-    from allocator.operate.order_report import OrderReport
+    from allocator.operate.command_report import CommandReport
+    from allocator.operate.group_commands import GroupCommands
+    from allocator.operate.kafka_group_commands import KafkaGroupCommands
     from allocator.operate.switching import SwitchingConsumer
     from allocator.producer.consumer_transaction import Transaction
     from allocator.producer.producer import Producer
@@ -66,6 +66,9 @@ __all__ = [
     "AllocatorError",
     "Batch",
     "ChildrenOf",
+    "Command",
+    "CommandReport",
+    "CommandResult",
     "CommitFailed",
     "Consumer",
     "ConsumerGroup",
@@ -76,19 +79,16 @@ __all__ = [
     "Generation",
     "GenerationEnded",
     "GroupClosed",
-    "GroupOrders",
+    "GroupCommands",
     "GroupedConsumer",
     "Kafka",
-    "KafkaGroupOrders",
+    "KafkaGroupCommands",
     "Kiel",
     "KielProducer",
     "MembershipOptions",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "OldConsumers",
-    "Order",
-    "OrderReport",
-    "OrderResult",
     "PartitionStart",
     "Produce",
     "Producer",
@@ -117,14 +117,14 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "core.consumer.membership_config": "Fixed MembershipOptions",
             "protocols.zookeeper.options": "ZooKeeper",
             "core.fetch.batch": "Batch",
-            "commands": "Order OrderResult",
+            "commands": "Command CommandResult",
             "core.subscription": "RebalanceListener RecordsLost",
             "errors": "AllocatorError CommitFailed DeliveryFailed Fenced GenerationEnded GroupClosed",
             "handlers.consumer": "Consumer",
             "handlers.results": "Produce",
-            "operate.group_orders": "GroupOrders",
-            "operate.kafka_group_orders": "KafkaGroupOrders",
-            "operate.order_report": "OrderReport",
+            "operate.group_commands": "GroupCommands",
+            "operate.kafka_group_commands": "KafkaGroupCommands",
+            "operate.command_report": "CommandReport",
             "operate.switching": "SwitchingConsumer",
             "producer.consumer_transaction": "Transaction",
             "producer.producer": "Producer",

@@ -29,7 +29,7 @@ LAZY = {
     "cluster": ("allocator.cli.cluster:cluster", "Run real Kafka and ZooKeeper on this machine, for experiments."),
     "deadletters": ("allocator.cli.deadletters:deadletters", "List, redrive or discard dead letters."),
     "doctor": ("allocator.cli.doctor:doctor", "Diagnose a cluster and a group: findings, consequences, remedies."),
-    "group": ("allocator.cli.orders:group", "Show consumer groups (members, owners, lag), and steer them."),
+    "group": ("allocator.cli.operator_commands:group", "Show consumer groups (members, owners, lag), and steer them."),
     "mirror": ("allocator.cli.mirror:mirror", "Copy topics to a new cluster as they grow, with a map of offsets."),
     "records": ("allocator.cli.records:records", "Show records of a topic by offset, time or key, decoded and masked."),
     "cutover": ("allocator.cli.cutover:cutover", "Move groups to a new cluster, following a plan, while services run."),

@@ -13,7 +13,7 @@ import click
 from allocator.cli.access import Access
 from allocator.cli.options import (
     NOTHING_CHANGED,
-    Command,
+    Callback,
     decorated,
     execute_option,
     mask_option,
@@ -49,7 +49,7 @@ def deadletters() -> None:
     """
 
 
-def on_topic(command: Command, contents: bool = False) -> Command:
+def on_topic(command: Callback, contents: bool = False) -> Callback:
     """Adds TOPIC, masks and the connection options. The command gets `letters` and `as_json`, with `contents` `viewer`
     too."""
 
@@ -75,7 +75,7 @@ def on_topic(command: Command, contents: bool = False) -> Command:
     )
 
 
-def with_filter(command: Command) -> Command:
+def with_filter(command: Callback) -> Callback:
     """Adds the options that select letters. The command gets the filter as `chosen`."""
 
     @click.option("--error", default="", show_default=False, help="Only letters whose error contains this text.")

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from allocator.cli.options import ERROR, GROUP, NOTHING_CHANGED, Seconds, execute_option, repeated, with_clusters
 from allocator.cli.output import console, print_json
-from allocator.cli.report import groups_table, members_table, offsets_table, orders_table, reset_table, retries_table
+from allocator.cli.report import commands_table, groups_table, members_table, offsets_table, reset_table, retries_table
 from allocator.core.text import plain
 from allocator.operate import TARGETS
 
@@ -75,7 +75,7 @@ def describe_command(name: str | None, access: Access, as_json: bool) -> None:
         out.print(plain(report.headline()), markup=False)
         for table in (
             members_table(report),
-            orders_table(report.orders),
+            commands_table(report.commands),
             retries_table(retries),
             offsets_table(report),
         ):

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from allocator.errors import AllocatorError, ConfigError
 
-Command = Callable[..., Any]
+Callback = Callable[..., Any]
 
 ERROR = 1
 DAY_S = 86_400.0
@@ -67,7 +67,7 @@ class GroupType(click.types.StringParamType):
 GROUP = GroupType()
 
 
-def config_option(gives: str) -> Command:
+def config_option(gives: str) -> Callback:
     return click.option(
         "-c", "--config", type=click.Path(dir_okay=False), help=f"Settings file of `allocator run`: {gives}."
     )
@@ -85,7 +85,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 execute_option = click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
 
 
-def repeated(*names: str, text: str, **options: Any) -> Callable[[Command], Command]:
+def repeated(*names: str, text: str, **options: Any) -> Callable[[Callback], Callback]:
     """Returns an option that may be repeated."""
     return click.option(*names, multiple=True, help=f"{text}; may be repeated.", **options)
 
@@ -93,19 +93,19 @@ def repeated(*names: str, text: str, **options: Any) -> Callable[[Command], Comm
 mask_option = repeated("--mask", "masks", text="Show this field as ***, such as value.card.number")
 
 
-def decorated(command: Command, *decorators: Command) -> Command:
+def decorated(command: Callback, *decorators: Callback) -> Callback:
     """Applies decorators to a command, as if they were written above it in this order."""
     for decorator in reversed(decorators):
         command = decorator(command)
     return command
 
 
-def with_clusters(command: Command) -> Command:
+def with_clusters(command: Callback) -> Callback:
     """Adds the connection options. The command gets `access` and `as_json`."""
     return _connected(command, "gives the options below", zookeeper_option, root_option)
 
 
-def with_brokers(gives: str) -> Callable[[Command], Command]:
+def with_brokers(gives: str) -> Callable[[Callback], Callback]:
     """Adds the connection options without ZooKeeper. The command gets `as_json`, and `access` with brokers.
 
     `gives` completes the help of --config: what the command reads from the file.
@@ -113,7 +113,7 @@ def with_brokers(gives: str) -> Callable[[Command], Command]:
     return lambda command: _connected(command, gives)
 
 
-def _connected(command: Command, gives: str, *zookeeper_options: Command) -> Command:
+def _connected(command: Callback, gives: str, *zookeeper_options: Callback) -> Callback:
     @functools.wraps(command)
     def with_access(
         config: str | None,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import click
 
 from allocator._files import write_file
-from allocator.cli.options import Command, brokers_option, decorated, mask_option, repeated, timeout_option
+from allocator.cli.options import Callback, brokers_option, decorated, mask_option, repeated, timeout_option
 from allocator.cli.output import print_json
 from allocator.cli.progress import Step, progress
 from allocator.errors import ConfigError
@@ -52,7 +52,7 @@ def _check_master(context: click.Context, option: click.Parameter, master: Optio
     return master
 
 
-def _run_options(command: Command) -> Command:
+def _run_options(command: Callback) -> Callback:
     return decorated(
         command,
         click.option(
@@ -69,7 +69,7 @@ def _run_options(command: Command) -> Command:
     )
 
 
-def _topic_options(command: Command) -> Command:
+def _topic_options(command: Callback) -> Callback:
     return decorated(
         command,
         brokers_option,
@@ -84,7 +84,7 @@ def _topic_options(command: Command) -> Command:
     )
 
 
-def _side_option(side: str) -> Command:
+def _side_option(side: str) -> Callback:
     return repeated(
         f"--{side}-option",
         f"{side}_options",

@@ -19,9 +19,9 @@ def show_plan(plan: GroupPlan, as_json: bool) -> None:
         if table.rows:
             out.print()
             out.print(table)
-    for each in plan.orders:
+    for each in plan.commands:
         if each.state not in ("kept", "done"):
-            click.echo(plain(f"command {each.order} is {each.state}: {each.why}"))
+            click.echo(plain(f"command {each.command} is {each.state}: {each.why}"))
 
 
 def headline(plan: GroupPlan) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Optional
 from allocator.cli.output import Listing
 
 if TYPE_CHECKING:  # a help text does not need these imports
-    from allocator.operate import GroupReport, OrderReport, ResetPlan, WaitingRecords
+    from allocator.operate import CommandReport, GroupReport, ResetPlan, WaitingRecords
 
 
 def groups_table(reports: Collection[GroupReport]) -> Listing:
@@ -40,12 +40,12 @@ def offsets_table(report: GroupReport) -> Listing:
     return table
 
 
-def orders_table(reports: Collection[OrderReport]) -> Listing:
+def commands_table(reports: Collection[CommandReport]) -> Listing:
     table = Listing("id", "command", "state", "who", "when", "expires", "why")
-    for order, state, why in reports:
+    for command, state, why in reports:
         state += f": {why}" if why else ""
-        times = _time(order.when), _time(order.expires)
-        table.add(order.id, order, state, order.who, *times, order.why or None)
+        times = _time(command.when), _time(command.expires)
+        table.add(command.id, command, state, command.who, *times, command.why or None)
     return table
 
 

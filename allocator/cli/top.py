@@ -23,7 +23,7 @@ from allocator.cli.output import console, duration, print_json
 from allocator.core.aio import wall_ms
 from allocator.core.text import plain
 from allocator.errors import AllocatorError
-from allocator.operate import GroupState, Lag, name_of, order_reports
+from allocator.operate import GroupState, Lag, command_reports, name_of
 
 if TYPE_CHECKING:
     from allocator.cli.access import Access
@@ -193,7 +193,7 @@ def frame(watcher: Watcher, chosen: Optional[str] = None, height: int = 1000, wi
     said: list[Text] = []
     if shown is not None:
         group = watcher.groups[shown]
-        said = [*_worst_first(group, few), *_orders(group, few), *_load(group), *_plan(group, few)]
+        said = [*_worst_first(group, few), *_commands(group, few), *_load(group), *_plan(group, few)]
     listed = _around(names, shown, max(3, (height - max(0, len(said) - LINES)) // 3))
     parts.append(_groups(watcher, listed, shown, width))
     if len(listed) < len(names):
@@ -287,13 +287,13 @@ def _load(group: Seen) -> list[Text]:
     return [_cut(f"load in {state.load_source}: max/mean {state.load.max_over_mean:.2f}, most at {busiest}", "cyan")]
 
 
-def _orders(group: Seen, room: int) -> list[Text]:
+def _commands(group: Seen, room: int) -> list[Text]:
     """Returns the active operator commands, newest first, and the number of done or expired ones."""
     state = group.report.state
-    every = list(reversed(order_reports(state.orders, state.document, state.members, wall_ms())))
+    every = list(reversed(command_reports(state.commands, state.document, state.members, wall_ms())))
     kept = [each for each in every if each.state not in ("done", "expired")]
     lines = [
-        f"command {each.order} by {each.order.who}: {each.state}" + (f", {each.why}" if each.why else "")
+        f"command {each.command} by {each.command.who}: {each.state}" + (f", {each.why}" if each.why else "")
         for each in kept[:room]
     ]
     rest = [f"{len(kept) - room} more commands"] if len(kept) > room else []

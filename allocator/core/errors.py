@@ -21,6 +21,7 @@ __all__ = [
     "BrokerError",
     "BrokersUnavailable",
     "Closed",
+    "CommandRefused",
     "CommitFailed",
     "ConfigError",
     "CorruptRecordError",
@@ -38,11 +39,10 @@ __all__ = [
     "LogTruncated",
     "MissingExtra",
     "NoOffsetsError",
-    "NoSuchOrder",
+    "NoSuchCommand",
     "NotAssigned",
     "NotOwned",
     "OffsetOutOfRange",
-    "OrderRefused",
     "RecordTooLarge",
     "ResourceLost",
     "SinkError",
@@ -300,11 +300,11 @@ class DeliveryFailed(AllocatorError):
         self.retriable = error.retriable
 
 
-class OrderRefused(AllocatorError):
+class CommandRefused(AllocatorError):
     """An operator command that the group cannot follow. Nothing was written."""
 
 
-class NoSuchOrder(AllocatorError):
+class NoSuchCommand(AllocatorError):
     """The group has no operator command with this id. Nothing was withdrawn."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from allocator.core.consumer import RecordOrders
+from allocator.core.consumer import RecordCommands
 from allocator.errors import AllocatorError
 from allocator.types import TopicPartition
 
@@ -17,9 +17,9 @@ class Quarantined(AllocatorError):
     """An operator put the partition into quarantine: its records go to the dead-letter topic without a call."""
 
 
-def guard_of(orders: RecordOrders, partition: TopicPartition) -> Guard | None:
+def guard_of(commands: RecordCommands, partition: TopicPartition) -> Guard | None:
     """Returns the check for a partition; None if no operator command concerns its records."""
-    reason, offsets = orders.quarantined.get(partition), orders.skipped.get(partition)
+    reason, offsets = commands.quarantined.get(partition), commands.skipped.get(partition)
     if reason is not None:
         return _refuse(reason)
     if offsets:

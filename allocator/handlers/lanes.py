@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from allocator.core.aio import BackgroundTasks
-from allocator.core.consumer import RecordOrders
+from allocator.core.consumer import RecordCommands
 from allocator.core.subscription import Hold
 from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, check_done
@@ -125,7 +125,7 @@ class Lanes:
         self._may_act = may_act
         self._until_active = until_active
         self._ready: deque[Lane] = deque()
-        self._orders = RecordOrders()
+        self._commands = RecordCommands()
         self._parked: dict[Lane, None] = {}
         """Ready lanes of partitions that an operator paused."""
         self._running = 0
@@ -171,9 +171,9 @@ class Lanes:
             self._ready.append(lane)
             self._start_one()
 
-    def order(self, orders: RecordOrders) -> None:
+    def command(self, commands: RecordCommands) -> None:
         """Replaces the operator commands. They take effect at the next turn of each lane."""
-        self._orders = orders
+        self._commands = commands
         parked, self._parked = self._parked, {}
         for lane in parked:
             self.wake(lane)
@@ -221,7 +221,7 @@ class Lanes:
             lane.queued = False
             if lane.worker.stopping or not lane.units:
                 continue
-            if lane.worker.partition in self._orders.paused:
+            if lane.worker.partition in self._commands.paused:
                 self._parked[lane] = None
             else:
                 lane.running = True
@@ -270,8 +270,8 @@ class Lanes:
 
     async def _turn(self, lane: Lane, finished: list[Unit]) -> BaseException | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
-        orders, kept = self._orders, self._results.exactly_once
-        guard = guard_of(orders, worker.partition)
+        commands, kept = self._commands, self._results.exactly_once
+        guard = guard_of(commands, worker.partition)
         clock = asyncio.get_running_loop().time
         ends = clock() + SLICE_S
         while units:
@@ -299,7 +299,7 @@ class Lanes:
             finished.append(unit)
             if self._pass_is_long() or worker.stopping or not may_act():
                 break
-            if self._orders is not orders:
+            if self._commands is not commands:
                 break  # the new commands may pause this partition
             if self._ready and clock() >= ends:
                 break  # otherwise a key that always has records would block the waiting lanes forever
@@ -375,7 +375,7 @@ class Lanes:
             call = self._handler.call_plain if self._children is None else partial(self._children.call, lane)
             error: BaseException | None = None
             count, worker, begun = 0, lane.worker, now
-            guard = guard_of(self._orders, worker.partition)
+            guard = guard_of(self._commands, worker.partition)
             worker.enter()  # in the context of this thread, which runs no other code
             for unit in units:
                 if now >= ends or worker.stopping or not may_act():

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 from allocator.core.aio import Reminder, within
-from allocator.core.consumer import ConsumerBase, RecordOrders
+from allocator.core.consumer import ConsumerBase, RecordCommands
 from allocator.errors import AllocatorError, Closed, CommitFailed, HandlerCutOff
 from allocator.handlers.admission import InHandBytes, Work
 from allocator.handlers.dead_letter import DeadLetterTopic
@@ -82,11 +82,11 @@ class Processor:
         kinds = {"quarantine"} if self._dead_letters is None else set()
         return frozenset(kinds | {"skip"} if self._handler.by_batch else kinds)
 
-    def order(self, orders: RecordOrders) -> None:
+    def command(self, commands: RecordCommands) -> None:
         """Replaces the operator commands. Called by the consumer."""
-        self._work.lanes.order(orders)
+        self._work.lanes.command(commands)
         for worker in self._workers:
-            if worker.takes_more and guard_of(orders, worker.partition) is not None:
+            if worker.takes_more and guard_of(commands, worker.partition) is not None:
                 worker.retry_now()
 
     async def run(

@@ -15,7 +15,7 @@ from allocator.migrate.origins import Origins
 from allocator.migrate.report import MirrorReport, Remedy, Stop
 from allocator.migrate.takeover import MirrorClusters, leave
 from allocator.migrate.topics import SUFFIX, TopicsDiffer, make_alike, settings_of
-from allocator.protocols import orders_topic
+from allocator.protocols import commands_topic
 from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.types import Partitions, TopicPartition
 
@@ -143,7 +143,7 @@ async def own_topics(client: KafkaClient, topics: Iterable[str], ensemble: ZooKe
         elif is_single and topic.endswith(SUFFIX):
             found[topic] = "the offset map of a mirror"
         # another program may use these names, so check a setting too
-        elif is_single and topic == orders_topic(stem) and await _is_compacted(client, topic, ensemble):
+        elif is_single and topic == commands_topic(stem) and await _is_compacted(client, topic, ensemble):
             found[topic] = "the operator commands of a group"
         elif (
             is_single and end == "settled" and client.partitions(stem) and await _is_compacted(client, topic, ensemble)

@@ -14,9 +14,10 @@ from allocator import lazy_names
 if TYPE_CHECKING:
     from allocator.operate.adoption import adopt, candidate
     from allocator.operate.clusters import Clusters
+    from allocator.operate.command_report import COMMAND_STATES, CommandReport, command_reports
     from allocator.operate.dead_letters.waiting import WaitingRecords, read_retries
     from allocator.operate.deletion import GroupRemains, delete
-    from allocator.operate.group_orders import NOT_OURS, WITHDRAWN_BY_PARTITION, OrdersFromOutside, OrdersOfGroup
+    from allocator.operate.group_commands import NOT_OURS, WITHDRAWN_BY_PARTITION, CommandsFromOutside, CommandsOfGroup
     from allocator.operate.group_reader import (
         GroupReader,
         describe,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         plan_reset,
         read_partitions,
     )
-    from allocator.operate.order_report import ORDER_STATES, OrderReport, order_reports
     from allocator.operate.reset_plan import (
         SEEK_TARGETS,
         TARGETS,
@@ -54,14 +54,17 @@ if TYPE_CHECKING:
     from allocator.operate.what_if import GroupPlan
 
 __all__ = [
+    "COMMAND_STATES",
     "NOT_OURS",
-    "ORDER_STATES",
     "SEEK_TARGETS",
     "TARGETS",
     "WITHDRAWN_BY_PARTITION",
     "Act",
     "ChoiceWatcher",
     "Clusters",
+    "CommandReport",
+    "CommandsFromOutside",
+    "CommandsOfGroup",
     "Coordinated",
     "GroupPlan",
     "GroupReader",
@@ -71,9 +74,6 @@ __all__ = [
     "Lag",
     "Logs",
     "MembersAlive",
-    "OrderReport",
-    "OrdersFromOutside",
-    "OrdersOfGroup",
     "ResetPlan",
     "ShellCommand",
     "Steered",
@@ -82,6 +82,7 @@ __all__ = [
     "candidate",
     "changes_of",
     "check_members_known",
+    "command_reports",
     "copy_within",
     "delete",
     "describe",
@@ -92,7 +93,6 @@ __all__ = [
     "live_members",
     "measure",
     "name_of",
-    "order_reports",
     "pair",
     "parse_partitions",
     "parse_target",
@@ -119,7 +119,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "clusters": "Clusters",
             "dead_letters.waiting": "WaitingRecords read_retries",
             "deletion": "GroupRemains delete",
-            "group_orders": "NOT_OURS WITHDRAWN_BY_PARTITION OrdersFromOutside OrdersOfGroup",
+            "group_commands": "NOT_OURS WITHDRAWN_BY_PARTITION CommandsFromOutside CommandsOfGroup",
             "group_reader": (
                 "GroupReader describe list_groups measure read_group read_groups read_logs subscribed unseen_members"
             ),
@@ -127,7 +127,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "kafka_describe": "kafka_group",
             "liveness": "MembersAlive live_members refuse_members",
             "offset_changes": "check_members_known copy_within execute_reset plan_reset read_partitions",
-            "order_report": "ORDER_STATES OrderReport order_reports",
+            "command_report": "COMMAND_STATES CommandReport command_reports",
             "reset_plan": "SEEK_TARGETS TARGETS ResetPlan parse_partitions parse_target parse_topics read_offsets",
             "shell_command": "ShellCommand",
             "steering": "Act Steered changes_of give pair planned steered",

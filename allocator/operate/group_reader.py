@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from allocator.assignors import LoadReport
-from allocator.commands import Orders
+from allocator.commands import Commands
 from allocator.core.aio import wait_for_event, wall_ms
 from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.settings import DEFAULT, check_group
@@ -26,9 +26,9 @@ from allocator.operate.shell_command import ShellCommand
 from allocator.protocols.zookeeper import (
     Claim,
     ClusterChoice,
+    CommandStore,
     MemberInfo,
     NoZnode,
-    OrderStore,
     Paths,
     Store,
     Watched,
@@ -80,7 +80,7 @@ class GroupReader:
         self._document = self._kept(self.store.document)
         self._names = self._kept(self.store.member_names)
         self._claim_names = self._kept(self.store.claim_names)
-        self._orders = self._kept(OrderStore(zk, self.store.paths).read)
+        self._commands = self._kept(CommandStore(zk, self.store.paths).read)
         self._choice = self._kept(partial(read_choice, zk, choice_path(root, group)))
         self._members: dict[str, MemberInfo] = {}
         self._joined: dict[str, float] = {}
@@ -118,7 +118,7 @@ class GroupReader:
         members, joined, claims = dict(self._members), dict(self._joined), dict(self._claims)
         problems += reported_problems(document, members)
         loads = await self._read_loads(problems)
-        orders = await _valid(self._orders(), problems) or Orders()
+        commands = await _valid(self._commands(), problems) or Commands()
         choice = await self._read_choice(problems)
         return GroupState(
             self._group,
@@ -126,7 +126,7 @@ class GroupReader:
             claims,
             document,
             tuple(problems),
-            orders,
+            commands,
             wall_ms(),
             loads,
             joined,

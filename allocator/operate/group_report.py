@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
 from allocator.assignors import LoadReport, MemberLoads, built_in
-from allocator.commands import Orders
+from allocator.commands import Commands
 from allocator.core.text import plain, shown, table
 from allocator.documents import to_ranges
-from allocator.operate.order_report import OrderReport, order_reports
+from allocator.operate.command_report import CommandReport, command_reports
 from allocator.protocols.zookeeper import (
     AssignmentDocument,
     Claim,
@@ -50,7 +50,7 @@ class GroupState:
     document: AssignmentDocument | None
     problems: tuple[str, ...] = field(default=())
     """Invalid znodes, and problems from the leader."""
-    orders: Orders = field(default_factory=Orders)
+    commands: Commands = field(default_factory=Commands)
     read_ms: int = 0
     """Time of the read, in milliseconds since the epoch."""
     loads: Mapping[str, LoadReport] = field(default_factory=dict)
@@ -260,9 +260,9 @@ class GroupReport:
         return [partition for partition in self.unowned if partition in self.state.left_out]
 
     @cached_property
-    def orders(self) -> list[OrderReport]:
+    def commands(self) -> list[CommandReport]:
         """The operator commands, oldest first."""
-        return order_reports(self.state.orders, self.state.document, self.state.members, self.state.read_ms)
+        return command_reports(self.state.commands, self.state.document, self.state.members, self.state.read_ms)
 
     @cached_property
     def reserved(self) -> list[Reservation]:
@@ -332,8 +332,8 @@ class GroupReport:
                 f"{_names(self.left_out)}"
             )
         found += [
-            f"command {each.order.id} ({each.order}) is {each.state}: {plain(each.why)}"
-            for each in self.orders
+            f"command {each.command.id} ({each.command}) is {each.state}: {plain(each.why)}"
+            for each in self.commands
             if each.state in ("pending", "not kept")
         ]
         return found
@@ -352,7 +352,7 @@ class GroupReport:
             "lag_unknown_partitions": self.lag.unknown,
             "unowned": [partition._asdict() for partition in self.unowned],
             "left_out": [partition._asdict() for partition in self.left_out],
-            "orders": [each.to_json() for each in self.orders],
+            "commands": [each.to_json() for each in self.commands],
             "reserved": [{**each._asdict(), "partitions": len(each.partitions)} for each in self.reserved],
             "problems": self.problems,
         }

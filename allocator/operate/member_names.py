@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from allocator.core.text import plain, shown
-from allocator.errors import ConfigError, OrderRefused
+from allocator.errors import CommandRefused, ConfigError
 from allocator.protocols.zookeeper import MemberInfo, member_name, members_named
 
 Members = Mapping[str, MemberInfo]
@@ -18,19 +18,19 @@ MEMBER_ARGUMENTS = frozenset({"member", "old", "new", "place"})
 def lasting_name(group: str, members: Members, text: str, *, must_live: bool = True) -> str:
     """Returns the name to write into a command. Where possible, it stays valid when the process gets a new session.
 
-    Raises OrderRefused if `text` names no live member (with `must_live`), or several.
+    Raises CommandRefused if `text` names no live member (with `must_live`), or several.
     """
     found = members_named(text, members)
     if len(found) > 1:
         several = ", ".join(member_name(each, members[each]) for each in found)
-        raise OrderRefused(f"{shown(text)} matches {len(found)} members; use one of these names: {plain(several)}")
+        raise CommandRefused(f"{shown(text)} matches {len(found)} members; use one of these names: {plain(several)}")
     if not found:
         if not must_live:
             return text
         there = ", ".join(member_name(each, info) for each, info in members.items()) or "none"
         racks = {info.rack for info in members.values()}
         remedy = f"; a rack is written as rack:{plain(text)}" if text in racks else ""
-        raise OrderRefused(f"group {group!r} has no live member {shown(text)}; its members: {plain(there)}{remedy}")
+        raise CommandRefused(f"group {group!r} has no live member {shown(text)}; its members: {plain(there)}{remedy}")
     info = members[found[0]]
     if text in (info.name, info.instance_id):
         return text
@@ -41,7 +41,7 @@ def lasting_name(group: str, members: Members, text: str, *, must_live: bool = T
 def with_lasting_names(group: str, members: Members, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a command with names from `lasting_name`.
 
-    Raises OrderRefused for an unknown member or rack, and ConfigError if a member would replace itself.
+    Raises CommandRefused for an unknown member or rack, and ConfigError if a member would replace itself.
     """
     named = dict(arguments)
     for name in ("member", "old", "new"):
@@ -56,7 +56,7 @@ def with_lasting_names(group: str, members: Members, arguments: Mapping[str, Any
         racks = sorted({info.rack for info in members.values() if info.rack is not None})
         if place["rack"] not in racks:
             there = ", ".join(racks) or "none"
-            raise OrderRefused(f"no live member is in rack {shown(place['rack'])}; racks: {plain(there)}")
+            raise CommandRefused(f"no live member is in rack {shown(place['rack'])}; racks: {plain(there)}")
     return named
 
 

@@ -11,21 +11,21 @@ from statistics import median
 from typing import Any, NamedTuple, Optional
 
 from allocator.assignors import Assignor, GroupView, GroupViewBuilder, Member, wants
-from allocator.commands import Order, OrderKeeper
-from allocator.errors import ConfigError, OrderRefused
+from allocator.commands import Command, CommandKeeper
+from allocator.errors import CommandRefused, ConfigError
 from allocator.operate.clusters import Clusters
-from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside, OrdersOfGroup
+from allocator.operate.group_commands import NOT_OURS, CommandsFromOutside, CommandsOfGroup
 from allocator.operate.group_reader import describe, measure, subscribed
 from allocator.operate.group_report import GroupState
 from allocator.operate.kafka_describe import kafka_group
-from allocator.operate.kafka_group_orders import OrdersOfKafkaGroup
+from allocator.operate.kafka_group_commands import CommandsOfKafkaGroup
 from allocator.operate.layouts import old_layouts
 from allocator.operate.what_if import GroupPlan, Scenario, plan_of
-from allocator.protocols import OrderTopic, orders_topic
-from allocator.protocols.zookeeper import OrderStore, Paths, ZooKeeperClient
+from allocator.protocols import CommandTopic, commands_topic
+from allocator.protocols.zookeeper import CommandStore, Paths, ZooKeeperClient
 from allocator.types import TopicPartition
 
-Act = Callable[[OrdersFromOutside], Awaitable[Any]]
+Act = Callable[[CommandsFromOutside], Awaitable[Any]]
 Change = Callable[[Scenario], Scenario]
 
 NOT_FOUND = f"{NOT_OURS}. For a group in ZooKeeper, give --zookeeper or --config"
@@ -35,18 +35,18 @@ MEASURED = 5  # measured round trips to ZooKeeper; the plan uses the median
 class Rehearsal:
     """Collects the commands that would be written. Writes none."""
 
-    def __init__(self, orders: OrderKeeper) -> None:
-        self.given: list[Order] = []
-        self.read, self.remove, self.add_results = orders.read, orders.remove, orders.add_results
+    def __init__(self, commands: CommandKeeper) -> None:
+        self.given: list[Command] = []
+        self.read, self.remove, self.add_results = commands.read, commands.remove, commands.add_results
 
-    async def put(self, order: Order, now_ms: int) -> None:
-        self.given.append(order)
+    async def put(self, command: Command, now_ms: int) -> None:
+        self.given.append(command)
 
 
 class Steered(NamedTuple):
     """The commands of a group, and where its members read them."""
 
-    orders: OrdersFromOutside
+    commands: CommandsFromOutside
     state: Optional[GroupState]
     """None if neither ZooKeeper nor Kafka's coordinator knows the group."""
     zk: Optional[ZooKeeperClient]
@@ -69,43 +69,43 @@ async def steered(
     """Yields the commands of a group: in ZooKeeper, or in a topic if only Kafka has members.
 
     `create`: the first command creates the topic. `rehearse`: collects commands and writes none. `by_leader`: the
-    commands are about members and moves, which only the leader of a group in ZooKeeper follows. Raises OrderRefused if
-    the group cannot follow such commands.
+    commands are about members and moves, which only the leader of a group in ZooKeeper follows. Raises CommandRefused
+    if the group cannot follow such commands.
     """
     if by_leader and clusters.zookeeper is None:
-        raise OrderRefused(NOT_FOUND)
+        raise CommandRefused(NOT_FOUND)
     async with AsyncExitStack() as stack:
         zk = None if clusters.zookeeper is None else await stack.enter_async_context(clusters.ensemble())
         state = None if zk is None else await describe(zk, name, clusters.root)
         if (state is None or not state.members) and clusters.brokers is not None:
             client = await stack.enter_async_context(clusters.cluster())
-            found, topic = await kafka_group(client, name), orders_topic(name)
+            found, topic = await kafka_group(client, name), commands_topic(name)
             exists = topic is not None and client.partitions(topic) is not None
             if by_leader and found is not None and found.members:
-                raise OrderRefused(f"group {name!r} uses one of Kafka's group protocols. {NOT_OURS}")
+                raise CommandRefused(f"group {name!r} uses one of Kafka's group protocols. {NOT_OURS}")
             if not by_leader and (exists or (found is not None and found.members)):
-                kept = OrderTopic(
+                kept = CommandTopic(
                     clusters.brokers, name, security=clusters.security, create=create, timeout_s=clusters.timeout_s
                 )
                 rehearsal = Rehearsal(kept)
-                orders = OrdersOfKafkaGroup(client, rehearsal if rehearse else kept, name, who)
-                yield Steered(orders, found, None, None if exists else topic, rehearsal)
+                commands = CommandsOfKafkaGroup(client, rehearsal if rehearse else kept, name, who)
+                yield Steered(commands, found, None, None if exists else topic, rehearsal)
                 return
         if zk is None:
-            raise OrderRefused(NOT_FOUND)
+            raise CommandRefused(NOT_FOUND)
         if state is None or not state.members:
             older = await old_layouts(zk, name)
             if older.kiel or older.consumers:
-                raise OrderRefused(f"group {name!r} has members of an older client. {NOT_OURS}")
+                raise CommandRefused(f"group {name!r} has members of an older client. {NOT_OURS}")
         paths = Paths(clusters.root, name)
-        rehearsal = Rehearsal(OrderStore(zk, paths))
-        yield Steered(OrdersOfGroup(zk, paths, who, rehearsal if rehearse else None), state, zk, None, rehearsal)
+        rehearsal = Rehearsal(CommandStore(zk, paths))
+        yield Steered(CommandsOfGroup(zk, paths, who, rehearsal if rehearse else None), state, zk, None, rehearsal)
 
 
 async def give(clusters: Clusters, name: str, act: Act, who: Optional[str] = None, **options: bool) -> Any:
     """Calls `act` with the commands of the group, and returns its result. `options` are those of `steered`."""
     async with steered(clusters, name, who, **options) as found:
-        return await act(found.orders)
+        return await act(found.commands)
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------
@@ -158,17 +158,17 @@ async def planned(clusters: Clusters, name: str, changes: Iterable[Change], acts
     async with steered(clusters, name, rehearse=True, by_leader=True) as found:
         state, zk, given = found.state, found.zk, found.rehearsal.given
         if state is None or zk is None:
-            raise OrderRefused(f"ZooKeeper has no group {name!r} under {clusters.root}. {NOT_OURS}")
+            raise CommandRefused(f"ZooKeeper has no group {name!r} under {clusters.root}. {NOT_OURS}")
         for act in acts:
-            await act(found.orders)
-        round_trip_s = await _round_trip_s(zk, Paths(clusters.root, name).orders)
+            await act(found.commands)
+        round_trip_s = await _round_trip_s(zk, Paths(clusters.root, name).commands)
 
     def scenario(counts: Mapping[str, int]) -> Scenario:
         found = Scenario.of(state, counts)
         for change in changes:
             found = change(found)
-        for order in given:
-            found = found.ordering(order)
+        for command in given:
+            found = found.with_command(command)
         return found
 
     if clusters.brokers is None:

@@ -13,12 +13,12 @@ from math import ceil, inf
 from typing import Any, NamedTuple, Optional
 
 from allocator.assignors import GroupView
-from allocator.commands import KINDS, Order, Orders
+from allocator.commands import KINDS, Command, Commands
 from allocator.core.settings import DEFAULT
 from allocator.core.text import shown, table
 from allocator.errors import ConfigError
+from allocator.operate.command_report import CommandReport
 from allocator.operate.group_report import GroupState
-from allocator.operate.order_report import OrderReport
 from allocator.protocols.zookeeper import AssignmentDocument, Budget, MemberInfo, member_name, members_named, preview
 from allocator.types import Partitions, TopicPartition
 
@@ -35,7 +35,7 @@ class Scenario:
     """The members in join order."""
     counts: Mapping[str, int]
     """Topic -> partitions."""
-    orders: Orders
+    commands: Commands
     failed: Mapping[str, MemberInfo] = field(default_factory=dict)
     """Members that crash instead of leaving. The group notices only when their sessions expire."""
     function: Optional[str] = None
@@ -49,7 +49,7 @@ class Scenario:
                 f"Kafka's coordinator assigns the partitions of group {state.group!r}. A plan needs a group with "
                 'membership "zookeeper"'
             )
-        return cls(state, dict(state.members), dict(counts), state.orders)
+        return cls(state, dict(state.members), dict(counts), state.commands)
 
     def adding(self, name: str, *, weight: float = DEFAULT["weight"], rack: Optional[str] = None) -> Scenario:
         """Adds a member with the subscription of the youngest member."""
@@ -65,7 +65,7 @@ class Scenario:
             pid=None,
             weight=weight,
             rack=rack,
-            orders=tuple(KINDS),
+            commands=tuple(KINDS),
             instance_id=None,
             restart_grace_s=0.0,
         )
@@ -104,9 +104,9 @@ class Scenario:
             raise ConfigError(f"topic {shown(topic)} has {before} partitions; Kafka cannot remove partitions")
         return replace(self, counts={**self.counts, topic: count})
 
-    def ordering(self, order: Order) -> Scenario:
+    def with_command(self, command: Command) -> Scenario:
         """Adds a command."""
-        return replace(self, orders=self.orders.put(order, self.state.read_ms))
+        return replace(self, commands=self.commands.put(command, self.state.read_ms))
 
     def _without(self, gone: set[str], failed: bool) -> Scenario:
         left = {member: info for member, info in self.members.items() if member not in gone}
@@ -153,7 +153,7 @@ class GroupPlan:
     function: str
     moves: tuple[PlannedMove, ...]
     members: tuple[PlannedMember, ...]
-    orders: tuple[OrderReport, ...]
+    commands: tuple[CommandReport, ...]
     """The commands in force, with their states after the last move."""
     budget: Budget
     names: Mapping[str, str] = field(repr=False)
@@ -225,7 +225,7 @@ class GroupPlan:
                 "failed_s": self.failed_s,
                 "duration_s": round(self.duration_s, 6),
             },
-            "orders": [each.to_json() for each in self.orders],
+            "commands": [each.to_json() for each in self.commands],
         }
 
     def name_of(self, member: Optional[str]) -> Optional[str]:
@@ -253,9 +253,16 @@ async def plan_of(
     gone = state.members.keys() - members.keys()
     document = document.but(seats={member: seat for member, seat in document.seats.items() if member not in gone})
     # the leader moves partitions for load only after a lasting imbalance, and not together with another change
-    unchanged = scenario.members == state.members and scenario.orders == state.orders and scenario.function is None
+    unchanged = scenario.members == state.members and scenario.commands == state.commands and scenario.function is None
     decision = await preview(
-        members, scenario.counts, document, scenario.orders, state.loads, build, uneven=unchanged, now_ms=state.read_ms
+        members,
+        scenario.counts,
+        document,
+        scenario.commands,
+        state.loads,
+        build,
+        uneven=unchanged,
+        now_ms=state.read_ms,
     )
     everyone = {**state.members, **members}
     names = {member: member_name(member, info) for member, info in everyone.items()}
@@ -280,10 +287,10 @@ async def plan_of(
             )
             for member in everyone
         ),
-        orders=tuple(
-            OrderReport(order, *decision.orders[order.id])
-            for order in scenario.orders.entries
-            if order.id in decision.orders
+        commands=tuple(
+            CommandReport(command, *decision.commands[command.id])
+            for command in scenario.commands.entries
+            if command.id in decision.commands
         ),
         budget=decision.budget,
         names=names,

@@ -8,6 +8,8 @@ to write to.
 
 from __future__ import annotations
 
+from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.load`
+
 from allocator.producer.columns import ColumnsToSend
 from allocator.producer.consumer_transaction import ConsumerTransactions
 from allocator.producer.encoding import (

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import repeat
 from typing import Any, Final, Optional, TypeVar
 
-from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.load`
 from kafka.protocol.metadata import MetadataRequest
 
 from allocator.core.aio import BackgroundTasks, wall_ms

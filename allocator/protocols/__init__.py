@@ -1,6 +1,6 @@
 """Further memberships: Kafka's two group protocols, and the layouts of older libraries.
 
-`order_topic` stores the operator commands of groups that use Kafka's own protocols.
+`command_topic` stores the operator commands of groups that use Kafka's own protocols.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from allocator import lazy_names
 
 if TYPE_CHECKING:
-    from allocator.protocols.order_topic import OrderTopic, orders_topic
+    from allocator.protocols.command_topic import CommandTopic, commands_topic
 
-__all__ = ["OrderTopic", "orders_topic"]
+__all__ = ["CommandTopic", "commands_topic"]
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
-    __getattr__ = lazy_names(__name__, {"order_topic": "OrderTopic orders_topic"})
+    __getattr__ = lazy_names(__name__, {"command_topic": "CommandTopic commands_topic"})

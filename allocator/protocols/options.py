@@ -6,16 +6,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from allocator.commands import OperatorOrders
-from allocator.core.consumer import CommandedConsumer, Commands, Connections, Fault, MembershipConfig, MembershipOptions
+from allocator.commands import OperatorCommands
+from allocator.core.consumer import (
+    CommandedConsumer,
+    CommandExecutor,
+    Connections,
+    Fault,
+    MembershipConfig,
+    MembershipOptions,
+)
 from allocator.core.membership import Membership
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.errors import ConfigError
+from allocator.protocols.command_topic import CommandTopic
 from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kip848.membership import Kip848Membership
 from allocator.protocols.kip848.settings import Kip848Settings
-from allocator.protocols.order_topic import OrderTopic
 from allocator.types import GroupProtocol
 
 
@@ -42,11 +49,11 @@ class Kafka(MembershipOptions):
         yield from super().faults(config)
         yield from Fault.of(("heartbeat_interval_s", "session_timeout_s"), lambda: self._classic(config))
 
-    def commands(self, consumer: CommandedConsumer) -> Commands:
-        return OperatorOrders(consumer)
+    def executor(self, consumer: CommandedConsumer) -> CommandExecutor:
+        return OperatorCommands(consumer)
 
-    def order_source(self, config: MembershipConfig, brokers: Any, security: Any) -> OrderTopic | None:
-        return None if config.group is None else OrderTopic(brokers, config.group, security=security)
+    def command_source(self, config: MembershipConfig, brokers: Any, security: Any) -> CommandTopic | None:
+        return None if config.group is None else CommandTopic(brokers, config.group, security=security)
 
     def make(self, config: MembershipConfig, connections: Connections) -> Membership:
         assert config.group is not None

@@ -44,12 +44,12 @@ from allocator.protocols.zookeeper import (
 from allocator.types import TopicPartition
 from allocator.web import responses
 from allocator.web.requests import (
+    CommandRequest,
     CopyRequest,
     DeleteRequest,
-    NewOrder,
+    NewCommand,
     NoteRequest,
     Nothing,
-    OrderRequest,
     PlanRequest,
     Post,
     RemoveRequest,
@@ -110,17 +110,17 @@ class GroupWork:
 
     @asynccontextmanager
     async def _in_zookeeper(self, group: str) -> AsyncIterator[tuple[ZooKeeperClient, Optional[GroupState]]]:
-        """Yields a session and the group's state. Raises OrderRefused for a group without ZooKeeper."""
+        """Yields a session and the group's state. Raises CommandRefused for a group without ZooKeeper."""
         async with steered(self._clusters, group, by_leader=True) as found:
             assert found.zk is not None
             yield found.zk, found.state
 
-    async def order(self, group: str, new: NewOrder, user: str) -> dict[str, Any]:
+    async def command(self, group: str, new: NewCommand, user: str) -> dict[str, Any]:
         """Adds an operator command. It replaces an earlier command about the same subject."""
         report = await give(self._clusters, group, _act(new), user or "page", create=new.create)
-        return {"group": group, "order": report.order.id, "state": report.state, "state_why": report.why}
+        return {"group": group, "command": report.command.id, "state": report.state, "state_why": report.why}
 
-    async def preview(self, group: str, order: OrderRequest, user: str) -> dict[str, Any]:
+    async def preview(self, group: str, command: CommandRequest, user: str) -> dict[str, Any]:
         """Returns the effect of an operator command without adding it.
 
         For a command about records: its partitions with their offsets, and the target of a seek. For any other command:
@@ -128,15 +128,15 @@ class GroupWork:
         protocols; null if the topic exists.
         """
         async with steered(self._clusters, group, rehearse=True) as found:
-            report = await _act(order)(found.orders)
-        given = {"group": group, "executed": False, "order": report.to_json()}
-        if KINDS[order.kind].acts == "leader":
-            plan = await planned(self._clusters, group, [], [_act(order)])
+            report = await _act(command)(found.commands)
+        given = {"group": group, "executed": False, "command": report.to_json()}
+        if KINDS[command.kind].acts == "leader":
+            plan = await planned(self._clusters, group, [], [_act(command)])
             return {**given, "partitions": [], "plan": plan.to_json(), "creates": None}
-        chosen, logs = sorted(report.order.partitions), Logs()
+        chosen, logs = sorted(report.command.partitions), Logs()
         places: Mapping[TopicPartition, int] = {}
         if self._clusters.brokers is not None:
-            target = parse_target(order.arguments["to"]) if order.kind == "seek" else None
+            target = parse_target(command.arguments["to"]) if command.kind == "seek" else None
             logs, places = await read_partitions(self._clusters, group, chosen, target)
         columns = responses.OffsetsOfPartition.__struct_fields__
         report_of = GroupReport(found.state or GroupState(group, {}, {}, None), logs).partition_to_json
@@ -151,24 +151,24 @@ class GroupWork:
         removed = await give(self._clusters, group, act, user or "page")
         return {"group": group, "withdrawn": [each.id for each in removed]}
 
-    async def remove_orders(self, group: str, body: RemoveRequest, user: str) -> dict[str, Any]:
+    async def remove_commands(self, group: str, body: RemoveRequest, user: str) -> dict[str, Any]:
         """Removes operator commands by id."""
         removed = await give(self._clusters, group, methodcaller("remove", *body.ids), user or "page")
-        return {"group": group, "removed": [order.id for order in removed]}
+        return {"group": group, "removed": [command.id for command in removed]}
 
     async def plan(self, group: str, body: PlanRequest, user: str) -> dict[str, Any]:
         """Returns the moves that hypothetical changes and commands would cause. With `apply`, adds the commands."""
         function = body.function or None
         if function is not None:
             await self._check_function(group, function)
-        acts = [_act(replace(order, why=order.why or body.why)) for order in body.orders]
+        acts = [_act(replace(command, why=command.why or body.why)) for command in body.commands]
         changes = changes_of({name: getattr(body, name) for name in Suppositions.__struct_fields__}, function)
         if body.apply and (changes or not acts):
             raise ConfigError("cannot apply a plan with hypothetical changes: only operator commands can be applied")
         found = await planned(self._clusters, group, changes, acts)
         applied = []
         for act in acts if body.apply else ():
-            applied.append((await give(self._clusters, group, act, user or "page", by_leader=True)).order.id)
+            applied.append((await give(self._clusters, group, act, user or "page", by_leader=True)).command.id)
         return {**found.to_json(), "executed": body.apply, "applied": applied}
 
     async def _check_function(self, group: str, function: str) -> None:
@@ -206,8 +206,10 @@ class GroupWork:
         return {"group": group, "noted": body.text}
 
 
-def _act(order: OrderRequest) -> Act:
-    return lambda orders: orders.give_by_name(order.kind, order.arguments, why=order.why, expires_s=order.expires_s)
+def _act(command: CommandRequest) -> Act:
+    return lambda commands: commands.give_by_name(
+        command.kind, command.arguments, why=command.why, expires_s=command.expires_s
+    )
 
 
 # last part of the URL's path -> change
@@ -217,13 +219,15 @@ POSTS = {
     "resume": Post("Resume the paused members", Nothing, responses.PausedJson, GroupWork.resume),
     "offsets/reset": Post("Replace committed offsets", ResetRequest, responses.ResetJson, GroupWork.reset),
     "offsets/copy": Post("Commit the same offsets for another group", CopyRequest, responses.ResetJson, GroupWork.copy),
-    "orders/put": Post("Add an operator command", NewOrder, responses.OrderedJson, GroupWork.order),
-    "orders/preview": Post("Preview an operator command", OrderRequest, responses.OrderPreviewJson, GroupWork.preview),
-    "orders/withdraw": Post(
+    "commands/put": Post("Add an operator command", NewCommand, responses.CommandGivenJson, GroupWork.command),
+    "commands/preview": Post(
+        "Preview an operator command", CommandRequest, responses.CommandPreviewJson, GroupWork.preview
+    ),
+    "commands/withdraw": Post(
         "Withdraw operator commands from some partitions", WithdrawRequest, responses.WithdrawnJson, GroupWork.withdraw
     ),
-    "orders/remove": Post(
-        "Remove operator commands by id", RemoveRequest, responses.RemovedJson, GroupWork.remove_orders
+    "commands/remove": Post(
+        "Remove operator commands by id", RemoveRequest, responses.RemovedJson, GroupWork.remove_commands
     ),
     "plan": Post("Return the moves that a plan would cause", PlanRequest, responses.PlanJson, GroupWork.plan),
     "delete": Post("Delete a group without members", DeleteRequest, responses.DeletedJson, GroupWork.delete),

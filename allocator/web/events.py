@@ -15,7 +15,7 @@ FIELDS = 20  # maximum number of arguments
 
 @dataclass(frozen=True)
 class Event:
-    """One event. `kind` is "order" (a change by a user), "deployment", "outage", or "read" (of masked records)."""
+    """One event. `kind` is "command" (a change by a user), "deployment", "outage", or "read" (of masked records)."""
 
     at: float
     kind: str

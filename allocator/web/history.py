@@ -435,7 +435,7 @@ def reasons(before: GroupState, after: GroupState, crashed: Collection[str] = ()
             found.append(f"allocator function {new.strategy} instead of {old.strategy}")
         if old.refused != new.refused:
             found.append(f"{len(new.refused)} members refused")
-        found += _commands(before, after, old.orders.keys(), new.orders.keys())
+        found += _commands(before, after, old.commands.keys(), new.commands.keys())
         if not found and new.generation > old.generation:
             found.append("computed again with the same members and topics")
     if before.members and not after.members:
@@ -445,11 +445,13 @@ def reasons(before: GroupState, after: GroupState, crashed: Collection[str] = ()
 
 def _commands(before: GroupState, after: GroupState, old: Collection[str], new: Collection[str]) -> list[str]:
     """Returns the commands of operators that the leader has begun to follow, and those that are withdrawn."""
-    known = {order.id: order for order in (*before.orders.entries, *after.orders.entries)}
+    known = {command.id: command for command in (*before.commands.entries, *after.commands.entries)}
     given = [known[each] for each in new if each not in old and each in known]
     gone = [each for each in old if each not in new]
     names = dict.fromkeys(f"the command {known[each]}" if each in known else "a command" for each in gone)
-    return [f"command {order} of {plain(order.who)}" for order in given] + [f"{each} was withdrawn" for each in names]
+    return [f"command {command} of {plain(command.who)}" for command in given] + [
+        f"{each} was withdrawn" for each in names
+    ]
 
 
 def _counts(state: GroupState) -> Counter[str]:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Optional
 
-from allocator.commands import Orders
+from allocator.commands import Commands
 from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient
 from allocator.errors import AllocatorError
 from allocator.operate import Coordinated, GroupState, kafka_group
-from allocator.protocols import OrderTopic
+from allocator.protocols import CommandTopic
 
 
 class KafkaGroupWatch:
@@ -32,10 +32,10 @@ class KafkaGroupWatch:
     ) -> None:
         self.name = name
         self._client = client
-        self._topic = OrderTopic(brokers, name, security=security, timeout_s=client.request_timeout_s)
+        self._topic = CommandTopic(brokers, name, security=security, timeout_s=client.request_timeout_s)
         self._changed = changed
         self._state = known
-        self._orders = Orders() if known is None else known.orders
+        self._commands = Commands() if known is None else known.commands
 
     async def poll(self) -> Optional[GroupState]:
         """Returns the present state; None if Kafka has never reported members of the group.
@@ -49,17 +49,17 @@ class KafkaGroupWatch:
                 return None  # the broker may have just started
             known = self._state or GroupState(self.name, {}, {}, None, coordinated=Coordinated("", ""))
             self._state = replace(known, problems=(f"the members are not known: {error}",))
-        return self._with_orders()
+        return self._with_commands()
 
-    async def follow_orders(self) -> None:
+    async def follow_commands(self) -> None:
         """Fetches new commands until cancelled."""
-        await self._topic.follow(self._client, self._learn_orders, asyncio.Event())
+        await self._topic.follow(self._client, self._learn_commands, asyncio.Event())
 
-    def _learn_orders(self, orders: Orders, _: OrderTopic) -> None:
-        self._orders = orders
-        state = self._with_orders()
+    def _learn_commands(self, commands: Commands, _: CommandTopic) -> None:
+        self._commands = commands
+        state = self._with_commands()
         if state is not None:
             self._changed(state)
 
-    def _with_orders(self) -> Optional[GroupState]:
-        return None if self._state is None else replace(self._state, orders=self._orders, read_ms=wall_ms())
+    def _with_commands(self) -> Optional[GroupState]:
+        return None if self._state is None else replace(self._state, commands=self._commands, read_ms=wall_ms())

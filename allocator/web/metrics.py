@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from allocator import Consumer
 from allocator.core.aio import wall_ms
-from allocator.operate import ORDER_STATES
+from allocator.operate import COMMAND_STATES
 from allocator.protocols.zookeeper import Budget
 from allocator.types import TopicPartition
 from allocator.web.families import Sample, counter, gauge
@@ -172,19 +172,19 @@ GROUP_COUNTERS: tuple[tuple[str, str, Callable[[WatchedGroup], float]], ...] = (
 )
 
 
-def _orders(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
+def _commands(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
     """Yields the metrics of operator commands and of the budget."""
-    states = {name: Counter(each.state for each in group.report.orders) for name, group in groups}
+    states = {name: Counter(each.state for each in group.report.commands) for name, group in groups}
     yield gauge(
-        "allocator_group_orders",
+        "allocator_group_commands",
         "Operator commands by state",
         ["group", "state"],
-        (([name, state], counts[state]) for name, counts in states.items() for state in ORDER_STATES),
+        (([name, state], counts[state]) for name, counts in states.items() for state in COMMAND_STATES),
     )
     limits, used = list[Sample](), list[Sample]()
     for name, group in groups:
         document = group.report.state.document
-        budget = Budget.of(each.order for each in group.report.orders if each.state == "kept")
+        budget = Budget.of(each.command for each in group.report.commands if each.state == "kept")
         if budget.at_once is not None:
             limits.append(([name, "at_once"], budget.at_once))
             used.append(([name, "at_once"], moving(group)))
@@ -229,7 +229,7 @@ class GroupCollector(Collector):
         for name, group in groups:
             times.add_metric([name], count_value=group.history.count, sum_value=group.history.seconds)
         yield times
-        yield from _orders(groups)
+        yield from _commands(groups)
         yield from _by_topic(groups)
         yield from _as_kafka_exporter(groups)
 

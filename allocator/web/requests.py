@@ -115,7 +115,7 @@ def confirmed(confirm: Optional[str], subject: str, name: str) -> bool:
     return confirm is not None
 
 
-class OrderRequest(Body):
+class CommandRequest(Body):
     kind: Annotated[str, Meta(extra_json_schema={"enum": sorted(KINDS)})]
     arguments: Annotated[dict[str, Any], described("The arguments of this kind of command.")]
     why: str = ""
@@ -130,7 +130,7 @@ class OrderRequest(Body):
         return None if self.hours is None else 3600.0 * self.hours
 
 
-class NewOrder(OrderRequest):
+class NewCommand(CommandRequest):
     create: Annotated[bool, described("Create the command topic of a group that uses Kafka's own protocols.")] = False
 
 
@@ -161,7 +161,7 @@ class PlanRequest(Suppositions):
     function: Annotated[Optional[str], described("An allocator function that is built in or that a member offers.")] = (
         None
     )
-    orders: Annotated[list[OrderRequest], Meta(max_length=MOST)] = []
+    commands: Annotated[list[CommandRequest], Meta(max_length=MOST)] = []
     apply: Annotated[bool, described("Also add the commands; refused if the plan has hypothetical changes.")] = False
     why: str = ""
 

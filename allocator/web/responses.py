@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from allocator.operate import ORDER_STATES
+from allocator.operate import COMMAND_STATES
 from allocator.viewer import ReadWindow
 
 Count = Annotated[int, Meta(ge=0)]
 MaybeCount = Optional[Count]
 MaybeReal = Optional[float]
 MaybeText = Optional[str]
-State = Annotated[str, Meta(extra_json_schema={"enum": list(ORDER_STATES)})]
+State = Annotated[str, Meta(extra_json_schema={"enum": list(COMMAND_STATES)})]
 
 
 def described(text: str) -> Meta:
@@ -269,7 +269,7 @@ class ResultJson(Response):
     what: str
 
 
-class OrderJson(Response):
+class CommandJson(Response):
     id: str
     kind: str
     text: Annotated[str, described("Short text of the command.")]
@@ -304,7 +304,7 @@ class GroupJson(FiguresJson):
     findings: list[FindingJson]
     rebalances: list[RebalanceJson]
     series: list[PointJson]
-    orders: list[OrderJson]
+    commands: list[CommandJson]
     loads: Annotated[Optional[LoadsJson], described("null for a group without `follow_load`.")]
     budget: Annotated[Optional[BudgetJson], described("Limits of the command `budget`, and the moves that count.")]
 
@@ -350,7 +350,7 @@ class OffsetsJson(Response):
 
 class EventJson(Response):
     at: float
-    kind: Literal["order", "deployment", "outage"]
+    kind: Literal["command", "deployment", "outage"]
     text: str
     who: MaybeText
 
@@ -433,9 +433,9 @@ class ResetJson(Response):
     partitions: list[ResetPartitionJson]
 
 
-class OrderedJson(Response):
+class CommandGivenJson(Response):
     group: str
-    order: str
+    command: str
     state: State
     state_why: str
 
@@ -473,7 +473,7 @@ class PlanJson(Response):
     members: list[PlannedMemberJson]
     voluntary_moves: Annotated[Count, described("Number of moves from members that stay in the group.")]
     standstill: StandstillJson
-    orders: list[dict[str, Any]]
+    commands: list[dict[str, Any]]
     executed: Annotated[Union[bool, UnsetType], described("Whether the commands were added.")] = UNSET
     applied: Annotated[Union[list[str], UnsetType], described("Ids of the added commands.")] = UNSET
 
@@ -482,10 +482,10 @@ class PreviewedPartitionJson(OffsetsOfPartition):
     to: Annotated[MaybeCount, described("Target offset of a seek.")]
 
 
-class OrderPreviewJson(Response):
+class CommandPreviewJson(Response):
     group: str
     executed: bool
-    order: Annotated[dict[str, Any], described("The command, as in `allocator group orders --json`.")]
+    command: Annotated[dict[str, Any], described("The command, as in `allocator group commands --json`.")]
     partitions: Annotated[list[PreviewedPartitionJson], described("The partitions of a command about records.")]
     creates: Annotated[MaybeText, described("The topic that the command would create; null if it exists.")]
     plan: Annotated[Optional[PlanJson], described("The plan of any other command.")]

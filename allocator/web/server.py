@@ -45,12 +45,12 @@ PUSH_S = (
     0.2  # minimum between two pushes to a browser. Higher: the page is updated later; lower: more CPU in a rebalance
 )
 ALIVE_S = 15.0  # between two lines of an idle stream; they keep proxies and browsers from closing it
-AUDITED = ("order", "read")  # kinds of events in the audit log
+AUDITED = ("command", "read")  # kinds of events in the audit log
 GROUP = "/api/groups/{group}"
 RECORDS = "/api/topics/{topic}/records"
 LINES = "application/x-ndjson"
 READING = (400, 401, 403, 404, 503)  # errors of a read of records
-EVENTS = "Server-sent events: clock, overview, group, lag, loads, rebalances, findings, orders, events, series"
+EVENTS = "Server-sent events: clock, overview, group, lag, loads, rebalances, findings, commands, events, series"
 READ_S = 5.0  # longest wait for the first read of the groups
 
 
@@ -308,7 +308,7 @@ async def detail(page: PageHandler, name: str) -> Any:
         "findings": snapshot.findings(group),
         "rebalances": snapshot.rebalances(group),
         "series": snapshot.series(group),
-        "orders": snapshot.orders(group),
+        "commands": snapshot.commands(group),
     }
 
 
@@ -479,7 +479,7 @@ class Change(PageHandler):
 
     def _note(self, group: str, what: str, given: dict[str, Any], outcome: str) -> None:
         deployed = what == "note" and outcome == "done"
-        kind, text = ("deployment", str(given.get("text", ""))) if deployed else ("order", what)
+        kind, text = ("deployment", str(given.get("text", ""))) if deployed else ("command", what)
         self.note(kind, text, group, given, outcome)
         self.watcher().changed()
 

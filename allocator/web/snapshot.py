@@ -284,12 +284,12 @@ def findings(group: WatchedGroup) -> list[dict[str, Any]]:
     return found
 
 
-def orders(group: WatchedGroup) -> list[dict[str, Any]]:
+def commands(group: WatchedGroup) -> list[dict[str, Any]]:
     """Returns the operator commands with their states, newest first. Times are epoch seconds."""
     found = []
-    for report in reversed(group.report.orders):
+    for report in reversed(group.report.commands):
         given = report.to_json()
-        kind = KINDS.get(report.order.kind)
+        kind = KINDS.get(report.command.kind)
         found.append(
             {
                 **{key: given[key] for key in ("id", "kind", "text", "arguments", "who", "why", "state", "state_why")},
@@ -305,7 +305,7 @@ def orders(group: WatchedGroup) -> list[dict[str, Any]]:
 def budget(group: WatchedGroup) -> dict[str, Any] | None:
     """Returns the limits of the command `budget` and the moves that count; null without such a command."""
     state = group.report.state
-    limits = Budget.of(each.order for each in group.report.orders if each.state == "kept")
+    limits = Budget.of(each.command for each in group.report.commands if each.state == "kept")
     if state.document is None or limits == Budget():
         return None
     return {
@@ -396,7 +396,7 @@ PARTS: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {
     "loads": (loads, ("state", "loads")),
     "rebalances": (rebalances, ("history",)),
     "findings": (findings, ("state", "lag", "findings")),
-    "orders": (orders, ("state",)),
+    "commands": (commands, ("state",)),
 }
 # like PARTS, for parts that the server sends only on request
 ON_REQUEST: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {"offsets": (offsets, ("state", "lag"))}

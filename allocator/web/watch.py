@@ -479,7 +479,7 @@ class Watcher:
         self, client: KafkaClient, coordinated: Collection[KafkaGroupWatch], tasks: TaskGroup
     ) -> None:
         for watch in coordinated:
-            tasks.start(watch.follow_orders(), watch.name)
+            tasks.start(watch.follow_commands(), watch.name)
         while True:
             began = time.monotonic()
             await client.refresh()

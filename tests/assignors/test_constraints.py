@@ -1,4 +1,4 @@
-"""Orders of an operator hold with every function, with as few moves as possible."""
+"""Commands of an operator hold with every function, with as few moves as possible."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def test_each_partition_has_one_owner_and_each_possible_order_is_kept(
 
 @pytest.mark.parametrize("function", ["naive", "sticky"])
 @given(case=steered())
-def test_only_partitions_under_an_order_move(function: str, case: tuple[GroupView, Constraints]) -> None:
-    """If the function's result keeps the orders, it stays; otherwise few partitions differ from it."""
+def test_only_partitions_under_a_command_move(function: str, case: tuple[GroupView, Constraints]) -> None:
+    """If the function's result keeps the commands, it stays; otherwise few partitions differ from it."""
     view, rules = case
     if rules.evacuated or rules.swapped or rules.canaries:
         return  # the function then gets other members
@@ -184,7 +184,7 @@ def test_a_cordon_moves_nothing_and_an_evacuation_only_what_is_evacuated(view: G
     cordoned = frozenset(
         member for member, size in zip(ids, sizes) if size - least not in (0, 1) or data.draw(st.booleans())
     )
-    # the members without an order are even
+    # the members without a command are even
     result = steer(resolve("sticky"), view, Constraints(cordoned=cordoned))
     assert moved(view, result) == 0
     evacuated = data.draw(st.frozensets(st.sampled_from(ids)))

@@ -20,7 +20,7 @@ MEMBER: Final = {
     "group pin": [*GROUP, "{topic}:0", "worker"],
     "group pause": [*GROUP, "{topic}:0-1"],
     "group skip": [*GROUP, "{topic}:0", "3"],
-    "group orders": GROUP,
+    "group commands": GROUP,
     "group describe": GROUP,
     "group plan": [*GROUP, "--add", "another"],
     "group uncordon": [*GROUP, "worker"],

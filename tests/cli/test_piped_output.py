@@ -23,7 +23,7 @@ OTHERS: Final = {
     "cluster fetch": ["3.9.1"],
     "completion": ["bash"],
 }
-# no group of kiel's, no reservation, an order that is not kept, both clusters are the same
+# no group of kiel's, no reservation, a command that is not kept, both clusters are the same
 CODES: Final = {"group adopt": 1, "group release": 1, "doctor": 3, "topics copy": 2}
 
 

@@ -11,8 +11,8 @@ from rich.segment import Segment
 
 from allocator.cli import report
 from allocator.cli.output import UNBOUNDED, Listing
-from allocator.commands.orders import Order
-from allocator.operate.order_report import OrderReport
+from allocator.commands.command import Command
+from allocator.operate.command_report import CommandReport
 
 
 def printed(listing: Listing, width: int) -> list[str]:
@@ -52,10 +52,10 @@ def test_ten_thousand_rows_are_printed_in_linear_time() -> None:
 
 
 def test_text_that_utf_8_cannot_encode_is_shown_as_escapes() -> None:
-    """A reason of an order comes from JSON in ZooKeeper, and JSON can spell lone surrogates."""
-    order = Order.make("freeze", {}, who="al\udcffice", why="\ud800 x", now_ms=1000)
+    """A reason of a command comes from JSON in ZooKeeper, and JSON can spell lone surrogates."""
+    command = Command.make("freeze", {}, who="al\udcffice", why="\ud800 x", now_ms=1000)
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    Console(file=out, width=200).print(report.orders_table([OrderReport(order, "kept")]))
+    Console(file=out, width=200).print(report.commands_table([CommandReport(command, "kept")]))
     out.seek(0)
     text = out.read()
     assert "al\\udcffice" in text

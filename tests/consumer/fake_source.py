@@ -10,7 +10,7 @@ from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.consumer.commits import Commits
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.consumer.ownership import Ownership
-from allocator.core.consumer.record_processor import RecordOrders
+from allocator.core.consumer.record_processor import RecordCommands
 from allocator.core.subscription import Phase, RecordsLost
 from allocator.core.subscription.done import DoneSet, done_of, with_done
 from allocator.core.subscription.state import EARLIEST, SubscriptionState
@@ -158,8 +158,8 @@ class FakeSource:
             self.measures,
         )
         self.tasks = BackgroundTasks(lambda error: None)
-        self.orders = RecordOrders()
-        """Orders in effect from the start on."""
+        self.commands = RecordCommands()
+        """Commands in effect from the start on."""
         self.group = "g"
         self.started = False
         self.events: list[str] = []
@@ -257,7 +257,7 @@ class FakeSource:
         self.ownership.start(self.tasks)
         self.commits.every(commit_interval_s)
         self.commits.start(self.tasks)
-        processor.order(self.orders)
+        processor.command(self.commands)
 
     def start_task(self, work: Any, name: str) -> None:
         self.tasks.start(work, name)

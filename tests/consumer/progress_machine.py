@@ -25,7 +25,7 @@ from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, Hypoth
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from allocator import Consumer
-from allocator.commands import Order, Orders
+from allocator.commands import Command, Commands
 from allocator.core.consumer import core
 from allocator.core.subscription.loss import as_written
 from allocator.errors import (
@@ -366,7 +366,7 @@ class ProgressMachine(RuleBasedStateMachine):
         self.moves: dict[TopicPartition, asyncio.Task[None]] = {}
         self.paused: set[TopicPartition] = set()
         """Partitions that an operator pauses."""
-        self.orders = Orders()
+        self.commands = Commands()
         self.fence = self.number = 0
         self.callbacks = 0
         """Callbacks of commits that are due."""
@@ -401,8 +401,8 @@ class ProgressMachine(RuleBasedStateMachine):
     async def _started(self, number: int) -> Member:
         member = Member(self, number)
         await member.consumer.start()
-        assert member.hand.connections.ordered is not None
-        member.hand.connections.ordered(self.orders, self)  # type: ignore[arg-type]
+        assert member.hand.connections.on_commands is not None
+        member.hand.connections.on_commands(self.commands, self)  # type: ignore[arg-type]
         return member
 
     async def _move(self, partition: TopicPartition, to: int | None) -> None:
@@ -716,43 +716,43 @@ class ProgressMachine(RuleBasedStateMachine):
     def operator_pauses_or_resumes(self, partition: TopicPartition) -> None:
         if partition in self.paused:
             self.paused.discard(partition)
-            self.orders = replace(
-                self.orders, entries=tuple(o for o in self.orders.entries if not self._pauses(o, partition))
+            self.commands = replace(
+                self.commands, entries=tuple(o for o in self.commands.entries if not self._pauses(o, partition))
             )
         else:
             self.paused.add(partition)
-            self._order("pause", {"partitions": {"t": str(partition.partition)}})
+            self._command("pause", {"partitions": {"t": str(partition.partition)}})
         self.go(self._tell())
 
     @event(partition=partitions, part=fractions)
     def operator_seeks(self, partition: TopicPartition, part: float) -> None:
         to = self._at(partition, part)
-        order = self._order("seek", {"partitions": {"t": str(partition.partition)}, "to": str(to)})
-        self.oracle.ordered(order, partition, to)
+        command = self._command("seek", {"partitions": {"t": str(partition.partition)}, "to": str(to)})
+        self.oracle.on_commands(command, partition, to)
         self.go(self._tell())
 
     @staticmethod
-    def _pauses(order: Order, partition: TopicPartition) -> bool:
-        return order.kind == "pause" and partition in order.partitions
+    def _pauses(command: Command, partition: TopicPartition) -> bool:
+        return command.kind == "pause" and partition in command.partitions
 
-    def _order(self, kind: str, arguments: dict[str, Any]) -> str:
+    def _command(self, kind: str, arguments: dict[str, Any]) -> str:
         self.number += 1
-        order = Order.make(kind, arguments, who="operator", now_ms=0)
-        order = replace(order, id=f"o-{self.number:08x}")
-        self.orders = self.orders.put(order, 0)
-        return order.id
+        command = Command.make(kind, arguments, who="operator", now_ms=0)
+        command = replace(command, id=f"o-{self.number:08x}")
+        self.commands = self.commands.put(command, 0)
+        return command.id
 
     async def _tell(self) -> None:
         for member in self.members:
-            assert member.hand.connections.ordered is not None
-            member.hand.connections.ordered(self.orders, self)  # type: ignore[arg-type]
+            assert member.hand.connections.on_commands is not None
+            member.hand.connections.on_commands(self.commands, self)  # type: ignore[arg-type]
 
-    async def add_results(self, order_id: str, results: Any) -> None:
+    async def add_results(self, command_id: str, results: Any) -> None:
         """Stores the results of a command. Called by the consumers."""
-        self.orders = self.orders.with_results(order_id, results)
+        self.commands = self.commands.with_results(command_id, results)
         for result in results:
             for partition in result.partitions:
-                self.oracle.reported(order_id, partition, done=result.what.startswith("sought"))
+                self.oracle.reported(command_id, partition, done=result.what.startswith("sought"))
         await self._tell()
 
     # -- the cluster ---------------------------------------------------------------------------------------------
@@ -785,7 +785,7 @@ class ProgressMachine(RuleBasedStateMachine):
         """
         kept = kept and self.sink is None and (how != "at once" or all(map(self.cluster.names_log, PARTITIONS)))
         busy = any(map(self._moving, PARTITIONS)) or any(member.processing for member in self.members)
-        if busy or self.down or any(order.kind == "seek" and not order.done for order in self.orders.entries):
+        if busy or self.down or any(command.kind == "seek" and not command.done for command in self.commands.entries):
             return
 
         async def again() -> None:
@@ -844,13 +844,13 @@ class ProgressMachine(RuleBasedStateMachine):
         """Without faults, pauses and gates, every record is delivered and the lag gets to 0."""
         self.cluster.faults.clear()
         self.paused.clear()
-        self.orders = replace(self.orders, entries=tuple(o for o in self.orders.entries if o.kind != "pause"))
+        self.commands = replace(self.commands, entries=tuple(o for o in self.commands.entries if o.kind != "pause"))
 
         async def settle() -> None:
             await self._tell()
             idle = 0
             for _ in range(SETTLED_ROUNDS):
-                found = bool([order for order in self.orders.entries if not order.done])
+                found = bool([command for command in self.commands.entries if not command.done])
                 for member in self.members:
                     member.let_go()
                     for partition in member.paused:
@@ -867,7 +867,7 @@ class ProgressMachine(RuleBasedStateMachine):
                 if idle == 4:
                     break
             else:
-                raise Broken(f"the group does not settle: {self.orders.entries} {self.moves}")
+                raise Broken(f"the group does not settle: {self.commands.entries} {self.moves}")
             if not self.auto:
                 for member in self.members:
                     if member.processing is None:

@@ -68,7 +68,7 @@ class Oracle:
         self.content, self.reset, self.auto, self.sink = content, reset, auto, sink
         self.views: dict[TopicPartition, View] = {}
         self.committed: dict[TopicPartition, Stored] = {}
-        self.orders: dict[TopicPartition, dict[str, int]] = defaultdict(dict)
+        self.commands: dict[TopicPartition, dict[str, int]] = defaultdict(dict)
         self.returned: dict[Log, set[int]] = defaultdict(set)
         """Records that calls have returned or named in an error, and whose successors were requested."""
         self.excused: dict[Log, int] = defaultdict(int)
@@ -105,7 +105,7 @@ class Oracle:
             self._resets(view)
         # the committed offset names another topic, where the member stops until the user seeks
         view.stopped = self.reset == "none" and stored is None and at is not None and at.log is not log
-        view.sought = {order: (target, _found(log, target)) for order, target in self.orders[partition].items()}
+        view.sought = {command: (target, _found(log, target)) for command, target in self.commands[partition].items()}
 
     def _resets(self, view: View) -> None:
         if self.reset == "earliest":
@@ -143,7 +143,7 @@ class Oracle:
         if view is not None:
             self._overtakes(view)
             view.sought = {
-                order: (target, found | _found(view.log, target)) for order, (target, found) in view.sought.items()
+                command: (target, found | _found(view.log, target)) for command, (target, found) in view.sought.items()
             }
 
     def _overtakes(self, view: View) -> None:
@@ -160,23 +160,23 @@ class Oracle:
         view.explicit = False
         # the seek of an operator may come before or after this one
         view.sought = {
-            order: (target, {*_found(view.log, target), offset}) for order, (target, _) in view.sought.items()
+            command: (target, {*_found(view.log, target), offset}) for command, (target, _) in view.sought.items()
         }
         self._passes(partition, offset)
 
-    def ordered(self, order: str, partition: TopicPartition, offset: int) -> None:
-        self.orders[partition] = {order: offset}
+    def on_commands(self, command: str, partition: TopicPartition, offset: int) -> None:
+        self.commands[partition] = {command: offset}
         self._passes(partition, offset)
         if partition in self.views:
-            self.views[partition].sought[order] = offset, {offset}
+            self.views[partition].sought[command] = offset, {offset}
 
-    def reported(self, order: str, partition: TopicPartition, *, done: bool) -> None:
-        self.orders[partition].pop(order, None)
+    def reported(self, command: str, partition: TopicPartition, *, done: bool) -> None:
+        self.commands[partition].pop(command, None)
         view = self.views.get(partition)
-        if view is not None and order in view.sought:
-            target, positions = view.sought.pop(order)
-            if done and order > view.newest:  # the result of a seek that a later one replaced may come last
-                view.may_be, view.ends, view.known, view.newest = positions, set(), True, order
+        if view is not None and command in view.sought:
+            target, positions = view.sought.pop(command)
+            if done and command > view.newest:  # the result of a seek that a later one replaced may come last
+                view.may_be, view.ends, view.known, view.newest = positions, set(), True, command
                 self._overtakes(view)
                 view.unsure |= {each for each in view.handled if each >= target}
                 view.in_hand, view.replaced = [each for each in view.in_hand if each >= target], positions
@@ -221,8 +221,8 @@ class Oracle:
             self.excused[log] = max(self.excused[log], min(before))
         view.may_be = {offset + 1} if view.may_be.union(view.ends).intersection(before) else set()
         view.sought = {
-            order: (target, {*_found(log, target), *({offset + 1} if found.intersection(before) else ())})
-            for order, (target, found) in view.sought.items()
+            command: (target, {*_found(log, target), *({offset + 1} if found.intersection(before) else ())})
+            for command, (target, found) in view.sought.items()
         }
         view.ends, view.known = set(), True
         view.in_hand.append(offset)
@@ -269,8 +269,8 @@ class Oracle:
             if view.member is member:
                 view.may_be = self._not_handled(view, view.may_be)
                 view.sought = {  # the seek may also come after the end
-                    order: (target, self._not_handled(view, found) | _found(view.log, target))
-                    for order, (target, found) in view.sought.items()
+                    command: (target, self._not_handled(view, found) | _found(view.log, target))
+                    for command, (target, found) in view.sought.items()
                 }
 
     def _not_handled(self, view: View, starts: set[int]) -> set[int]:
@@ -322,7 +322,7 @@ class Oracle:
         if before is not None and before.log is log and offset < before.offset:
             licences = self.licences[partition]
             licence = next((each for each in licences if each <= offset), None)
-            if licence is None and not any(each <= offset for each in self.orders[partition].values()):
+            if licence is None and not any(each <= offset for each in self.commands[partition].values()):
                 raise Broken(f"{member} sets {partition} back from {before.offset} to {offset}")
             if licence is not None:
                 licences.remove(licence)

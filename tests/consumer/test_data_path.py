@@ -85,7 +85,7 @@ QUERIES = {
 }
 
 
-class Orders(FakeBroker):
+class Commands(FakeBroker):
     """Has one record; keeps the offsets that are committed."""
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ def listed(title: str) -> list[str]:
 
 
 async def test_a_record_takes_the_documented_path() -> None:
-    async with Orders() as broker:
+    async with Commands() as broker:
         consumer = Consumer(
             P.topic, brokers=broker.address, group="g", membership="fixed", auto_commit_interval_s=None, max_wait_s=0.1
         )
@@ -246,7 +246,7 @@ async def test_a_record_takes_the_documented_path() -> None:
 
 
 async def test_a_record_through_a_handler_takes_the_documented_path() -> None:
-    async with Orders() as broker:
+    async with Commands() as broker:
         consumer = Consumer(P.topic, brokers=broker.address, group="g", membership="fixed", max_wait_s=0.1)
         handled: list[int] = []
 

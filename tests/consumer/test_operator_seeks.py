@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from allocator.commands.operator_orders import OperatorOrders
-from allocator.commands.orders import Order, OrderResult, Orders
+from allocator.commands.command import Command, CommandResult, Commands
+from allocator.commands.operator_commands import OperatorCommands
 from allocator.core.consumer.core import ConsumerCore
 from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
@@ -30,13 +30,13 @@ class Store:
     """Keeps results, and notifies nobody."""
 
     def __init__(self) -> None:
-        self.results: list[OrderResult] = []
+        self.results: list[CommandResult] = []
 
-    async def add_results(self, order_id: str, results: Collection[OrderResult]) -> None:
+    async def add_results(self, command_id: str, results: Collection[CommandResult]) -> None:
         self.results += results
 
 
-SEEK = Order.make("seek", {"partitions": {"t": "0"}, "to": "3"}, who="alice", now_ms=0, expires=None)
+SEEK = Command.make("seek", {"partitions": {"t": "0"}, "to": "3"}, who="alice", now_ms=0, expires=None)
 
 
 async def owner() -> tuple[Core, Store, TopicPartition]:
@@ -51,12 +51,12 @@ async def owner() -> tuple[Core, Store, TopicPartition]:
 async def test_a_seek_is_carried_out_once_although_its_result_is_read_late() -> None:
     """The commands are applied again meanwhile, for example because partitions come or a processor begins."""
     core, store, partition = await owner()
-    orders = OperatorOrders(core)  # type: ignore[arg-type]
-    orders.take(Orders().put(SEEK, 0), store)  # type: ignore[arg-type]
+    commands = OperatorCommands(core)  # type: ignore[arg-type]
+    commands.take(Commands().put(SEEK, 0), store)  # type: ignore[arg-type]
     await wait_until_async(lambda: store.results, 30, "the result")
     assert core.positions == {partition: 3}
     core.state.assignment[partition].deliver(8, 0)
-    orders.apply()
+    commands.apply()
     for _ in range(20):
         await asyncio.sleep(0)
     assert core.positions == {partition: 8}
@@ -67,16 +67,16 @@ async def test_a_seek_is_carried_out_once_although_its_result_is_read_late() -> 
 async def test_a_seek_that_another_owner_has_carried_out_meanwhile_is_not_repeated() -> None:
     """The commit of the seek fails, and the partition is away until it is retried."""
     core, store, partition = await owner()
-    orders = OperatorOrders(core)  # type: ignore[arg-type]
-    known = Orders().put(SEEK, 0)
+    commands = OperatorCommands(core)  # type: ignore[arg-type]
+    known = Commands().put(SEEK, 0)
     core.commit_error = CommitFailed("suspended")
-    orders.take(known, store)  # type: ignore[arg-type]
+    commands.take(known, store)  # type: ignore[arg-type]
     await wait_until_async(lambda: core.positions == {partition: 3}, 30, "the seek")
     await core.lose()
     core.cluster.committed[partition], core.commit_error = 6, None
-    orders.take(known.with_results(SEEK.id, [OrderResult(0, "b", frozenset({partition}), "sought to 3")]), store)  # type: ignore[arg-type]
+    commands.take(known.with_results(SEEK.id, [CommandResult(0, "b", frozenset({partition}), "sought to 3")]), store)  # type: ignore[arg-type]
     await core.assign([partition])
-    await wait_until_async(lambda: "order" not in {each.get_name() for each in asyncio.all_tasks()}, 30, "the end")
+    await wait_until_async(lambda: "command" not in {each.get_name() for each in asyncio.all_tasks()}, 30, "the end")
     assert core.positions == {partition: 6}
     assert store.results == []
     await core.tasks.close()

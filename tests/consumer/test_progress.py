@@ -13,7 +13,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from kazoo.client import KazooClient
 
-from allocator import Consumer, GroupOrders
+from allocator import Consumer, GroupCommands
 from allocator.errors import Closed, DeserializationError, IllegalState, NotOwned
 from allocator.sinks import SqliteSink
 from allocator.testing import LocalCluster, wait_until_async
@@ -34,8 +34,8 @@ async def produce(service: Service, partition: int, *values: bytes) -> None:
     await asyncio.to_thread(service.cluster.produce, service.topic, [(None, value, partition) for value in values])
 
 
-def operator(service: Service) -> GroupOrders:
-    return GroupOrders(f"{service.cluster.zookeeper}/{service.group}", service.group, who="alice")
+def operator(service: Service) -> GroupCommands:
+    return GroupCommands(f"{service.cluster.zookeeper}/{service.group}", service.group, who="alice")
 
 
 async def until_committed(service: Service, offset: int) -> None:
@@ -111,16 +111,16 @@ async def test_an_operators_pause_in_the_middle_of_a_batch_skips_nothing(
         seen.extend(record.value for record in found)
 
     options: dict[str, Any] = {"sink": SqliteSink(tmp_path / "sink.db")} if sink else {}
-    async with service.consumer(**options) as consumer, operator(service) as orders:
+    async with service.consumer(**options) as consumer, operator(service) as commands:
         while len(seen) < 5:
             await more(consumer)
-        await orders.pause([service.partitions[0]])
+        await commands.pause([service.partitions[0]])
         await wait_until_async(lambda: "takes effect: pause" in caplog.text, 30, "the pause")
         read_before = len(seen)
         for _ in range(5):
             await more(consumer)
         assert len(seen) == read_before < 20
-        await orders.resume([service.partitions[0]])
+        await commands.resume([service.partitions[0]])
 
         async def all_read() -> bool:
             await more(consumer)
@@ -147,13 +147,13 @@ async def test_an_operators_seek_beyond_the_log_stops_at_its_end(service: Servic
     await produce(service, 0, *[b"old"] * 3)
     async with service.consumer(auto_offset_reset="earliest") as first:
         await read_values(first, 3)
-    async with service.consumer(auto_offset_reset=reset) as consumer, operator(service) as orders:
+    async with service.consumer(auto_offset_reset=reset) as consumer, operator(service) as commands:
         await owns(consumer, 2)
-        await orders.seek([zero], "5000000")
+        await commands.seek([zero], "5000000")
 
         async def result() -> str | None:
             await consumer.getone(0.05)
-            return next((r.what for each in await orders.list() for r in each.order.results), None)
+            return next((r.what for each in await commands.list() for r in each.command.results), None)
 
         what = await wait_until_async(result, 30, "the result")
         assert what is not None
@@ -344,9 +344,9 @@ async def test_a_reader_delays_only_the_partitions_that_it_has_records_of(
     async with service.consumer(client_id="a") as slow:
         batch = await slow.getbatch(30)
         assert batch is not None
-        async with operator(service) as orders, service.consumer(client_id="b") as other:
+        async with operator(service) as commands, service.consumer(client_id="b") as other:
             await owns(other, 2)
-            await orders.pin(service.partitions, "b")
+            await commands.pin(service.partitions, "b")
             await wait_until_async(lambda: other.assignment() == {*others}, 30, "those that nobody works on")
             assert slow.may_act(batch)
             assert await slow.getbatch(0) is None

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from allocator.cli.commands import main
-from allocator.commands.orders import Order, Orders
+from allocator.commands.command import Command, Commands
 from allocator.operate.doctor import doctor
 from allocator.operate.doctor.fixes import CLOCK_MS, YOUNG_MS, apply
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
@@ -23,8 +23,8 @@ LATER_S = YOUNG_MS / 1000 + 60
 SKELETON = ("members", "claims", "shards")
 
 
-def order(kind: str, when_ms: int, expires: int | None = None, **arguments: Any) -> Order:
-    return Order.make(kind, arguments, who="alice@ops1", now_ms=when_ms, expires=expires)
+def command(kind: str, when_ms: int, expires: int | None = None, **arguments: Any) -> Command:
+    return Command.make(kind, arguments, who="alice@ops1", now_ms=when_ms, expires=expires)
 
 
 def tree(zk: Any, path: str) -> dict[str, bytes]:
@@ -86,11 +86,11 @@ class Terminal(io.BytesIO):
         return True
 
 
-def test_expired_orders_are_withdrawn_and_no_other(zk_chroot: str) -> None:
+def test_expired_commands_are_withdrawn_and_no_other(zk_chroot: str) -> None:
     now_ms = int(time.time() * 1000)  # not when the module was loaded: a whole run is longer than CLOCK_MS
-    long_ago = order("freeze", now_ms - 10 * CLOCK_MS, now_ms - 2 * CLOCK_MS)
-    just_now = order("cordon", now_ms - 10 * CLOCK_MS, now_ms - 1000, member="a")
-    in_force = order("budget", now_ms, at_once=1, per_minute=None)
+    long_ago = command("freeze", now_ms - 10 * CLOCK_MS, now_ms - 2 * CLOCK_MS)
+    just_now = command("cordon", now_ms - 10 * CLOCK_MS, now_ms - 1000, member="a")
+    in_force = command("budget", now_ms, at_once=1, per_minute=None)
     where = ["--zookeeper", zk_chroot, "--interval", "0"]
 
     def run(*options: str, typed: Terminal | None = None) -> Any:
@@ -99,7 +99,7 @@ def test_expired_orders_are_withdrawn_and_no_other(zk_chroot: str) -> None:
     with zookeeper_client(zk_chroot) as zk:
         for name in SKELETON:
             zk.ensure_path(f"/allocator/billing/{name}")
-        zk.create("/allocator/billing/orders", Orders((long_ago, just_now, in_force)).encode())
+        zk.create("/allocator/billing/orders", Commands((long_ago, just_now, in_force)).encode())
 
         def ids() -> set[str]:
             return {each["id"] for each in json.loads(zk.get("/allocator/billing/orders")[0])["orders"]}

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from allocator import Consumer
-from allocator.commands.orders import Order
+from allocator.commands.command import Command
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import list_offsets
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.operate import doctor
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
-from allocator.protocols.zookeeper.order_store import OrderStore
+from allocator.protocols.zookeeper.command_store import CommandStore
 from allocator.protocols.zookeeper.znodes.documents import Claim, Paths
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord
@@ -124,25 +124,25 @@ class Ward:
         await wait_until_async(gone, 40, lambda: f"no {finding} any more, not {left}", interval_s=0.3)
 
     @contextlib.asynccontextmanager
-    async def store(self) -> AsyncIterator[OrderStore]:
+    async def store(self) -> AsyncIterator[CommandStore]:
         zk = ZooKeeperClient(self.patient.zookeeper)
         await zk.connect()
         try:
-            yield OrderStore(zk, Paths("/allocator", self.patient.group))
+            yield CommandStore(zk, Paths("/allocator", self.patient.group))
         finally:
             await zk.close()
 
-    async def order(self, kind: str, *, age_s: float = 0.0, **arguments: Any) -> str:
+    async def command(self, kind: str, *, age_s: float = 0.0, **arguments: Any) -> str:
         """Writes a command of an operator, and returns its id."""
         now_ms = int((time.time() - age_s) * 1000)
-        written = Order.make(kind, arguments, who="alice@ops1", now_ms=now_ms)
+        written = Command.make(kind, arguments, who="alice@ops1", now_ms=now_ms)
         async with self.store() as store:
             await store.put(written, now_ms)
         return written.id
 
-    async def orders(self) -> set[str]:
+    async def commands(self) -> set[str]:
         async with self.store() as store:
-            return {order.id for order in (await store.read()).entries}
+            return {command.id for command in (await store.read()).entries}
 
     async def commit(self, *offsets: int) -> None:
         async with KafkaClient(self.patient.cluster.bootstrap) as client:
@@ -416,17 +416,17 @@ async def _keep_filling(patient: Patient, consumer: Consumer) -> None:
 # -- commands of operators -------------------------------------------------------------------------------------------
 
 
-@case("order-old", "order-pending", "order-not-kept", "orders-over")
-async def orders(it: Ward) -> None:
+@case("command-old", "command-pending", "command-not-kept", "commands-over")
+async def commands(it: Ward) -> None:
     """What is still in force stays in force: a cordon, a budget, and an evacuation that keeps a member empty."""
     patient, day_s = it.patient, 86_400
     async with patient.consumer() as first, patient.consumer() as second, patient.consumer() as third:
         await owned(patient, first, second, third)
         names = [one.client_id for one in (first, second, third)]
-        budget = await it.order("budget", at_once=4, per_minute=None)
-        cordon = await it.order("cordon", member=names[0])
-        kept = await it.order("evacuate", member=names[1])
-        done = await it.order("evacuate", member=names[2])
+        budget = await it.command("budget", at_once=4, per_minute=None)
+        cordon = await it.command("cordon", member=names[0])
+        kept = await it.command("evacuate", member=names[1])
+        done = await it.command("evacuate", member=names[2])
 
         async def is_evacuated() -> bool:
             for one in (first, second, third):
@@ -434,24 +434,24 @@ async def orders(it: Ward) -> None:
             return len(first.assignment()) == len(patient.partitions)
 
         await wait_until_async(is_evacuated, 40, "the evacuations")
-        pin = await it.order("pin", partitions={patient.topic: "0"}, place={"member": names[2]})
+        pin = await it.command("pin", partitions={patient.topic: "0"}, place={"member": names[2]})
         await third.close()
 
         async def is_gone() -> bool:
-            return pin in (await printed(patient)).get("order-not-kept", "")
+            return pin in (await printed(patient)).get("command-not-kept", "")
 
         await wait_until_async(is_gone, 40, "the pin to be the only command that is not kept", interval_s=0.3)
-        await it.heals("order-not-kept")
-        assert await it.orders() == {budget, cordon, kept, done}
-        await it.heals("orders-over")
-        assert await it.orders() == {budget, cordon, kept}
+        await it.heals("command-not-kept")
+        assert await it.commands() == {budget, cordon, kept, done}
+        await it.heals("commands-over")
+        assert await it.commands() == {budget, cordon, kept}
         assert not second.assignment(), "the evacuation that is done keeps the member empty"
-        await it.order("freeze", age_s=2 * day_s)
-        await it.heals("order-old")
-        assert await it.orders() == {budget, cordon, kept}
+        await it.command("freeze", age_s=2 * day_s)
+        await it.heals("command-old")
+        assert await it.commands() == {budget, cordon, kept}
         async with forged_member(patient):  # of a version that knows no commands
-            swap = await it.order("swap", old=names[0], new=names[1])
-            assert swap in await it.runs("order-pending")
+            swap = await it.command("swap", old=names[0], new=names[1])
+            assert swap in await it.runs("command-pending")
 
 
 # -- the cluster -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from allocator import Consumer, GroupOrders, RebalanceListener, TopicPartition
+from allocator import Consumer, GroupCommands, RebalanceListener, TopicPartition
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
 from allocator.testing import LocalCluster, WaitTimeout, wait_until_async
 from tests.joining import joined
@@ -107,8 +107,8 @@ async def test_a_handler_whose_partition_was_lost_may_not_act_and_the_next_owner
         assert not slow.may_act(), "the record may have had another owner in between"
         with pytest.raises(NotOwned, match="request the next ones"):
             await slow.until_may_act()
-        async with make_consumer(Listener()) as other, GroupOrders(zookeeper, group) as orders:
-            await orders.evacuate(slow.member_id)
+        async with make_consumer(Listener()) as other, GroupCommands(zookeeper, group) as commands:
+            await commands.evacuate(slow.member_id)
             await wait_until_async(lambda: not slow.assignment(), 30, "the move")
             with pytest.raises(WaitTimeout):
                 await wait_until_async(lambda: other.assignment() == {partition}, 1.0)

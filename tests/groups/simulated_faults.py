@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
 from allocator.protocols.zookeeper.client.client import Op
+from tests.groups.simulated_commands import KINDS
 from tests.groups.simulated_member import TIMEOUT_S, Worker
-from tests.groups.simulated_orders import KINDS
 
 if TYPE_CHECKING:
     from tests.groups.simulation import Simulation
@@ -85,7 +85,7 @@ class Faults:
             return
         self.done.append(Event(round(self.world.loop.time(), 3), what, who, seconds))
         if what.startswith("order-"):
-            self.world.orders.put(what[len("order-") :], who, seconds)
+            self.world.commands.put(what[len("order-") :], who, seconds)
             return
         handler: Callable[..., None] = getattr(self, "_do_" + what.replace("-", "_"))
         handler(*([who] if who else []), *([seconds] if seconds else []))
@@ -125,13 +125,13 @@ class Faults:
             found += [self._one("block", TIMEOUT_S), self._one("block", TIMEOUT_S), self._leader("block", TIMEOUT_S)]
         found += [lambda: self.do("spoil"), lambda: self.do("unassign"), lambda: self.do("grow")]
         if names and not self.world.jumpy:  # a budget is counted by the wall clock
-            found += [self._order] * 3
+            found += [self._command] * 3
         found += [lambda: self.do("withdraw")]
         if names and self.world.reads:
             found += [self._one("seek")] * 4
         return found
 
-    def _order(self) -> None:
+    def _command(self) -> None:
         self.do(
             f"order-{self._random.choice(KINDS)}",
             self._random.choice(self.alive()),
@@ -230,13 +230,13 @@ class Faults:
         self.world.ensemble.commit([Op(kind, path, data)], self.world.ensemble.open(1e9))
 
     def _do_seek(self, name: str) -> None:
-        """Orders a seek of a partition of this member."""
+        """Commands a seek of a partition of this member."""
         active = sorted(self.world.workers[name].active)
         if active:
             self.world.kafka.seek(active[len(self.done) % len(active)])
 
     def _do_withdraw(self) -> None:
-        self.world.orders.withdraw()
+        self.world.commands.withdraw()
 
     def _do_grow(self) -> None:
         if self.world.topics.counts["t"] < PARTITIONS:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from allocator.commands.operator_orders import OperatorOrders
-from allocator.commands.orders import Order, OrderResult, Orders
+from allocator.commands.command import Command, CommandResult, Commands
+from allocator.commands.operator_commands import OperatorCommands
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.consumer.commits import Commits
 from allocator.core.consumer.core import ConsumerCore
@@ -36,21 +36,21 @@ class CommitsOfGroup:
     def __init__(self, world: Simulation) -> None:
         self.world = world
         self.metadata: dict[TopicPartition, str] = {}
-        self.seeks = Orders()
+        self.seeks = Commands()
         self._number = 0
 
     def seek(self, partition: TopicPartition) -> None:
-        """Orders a seek to the middle of what was processed. Each owner obeys until one has committed the seek."""
+        """Commands a seek to the middle of what was processed. Each owner obeys until one has committed the seek."""
         self._number += 1
         at = {"partitions": to_ranges([partition]), "to": str(self.world.processed.get(partition, 0) // 2)}
-        order = Order.make("seek", at, who="operator", now_ms=0, expires=None)
-        self.seeks = self.seeks.put(replace(order, id=f"o-{self._number:08x}"), 0)
+        command = Command.make("seek", at, who="operator", now_ms=0, expires=None)
+        self.seeks = self.seeks.put(replace(command, id=f"o-{self._number:08x}"), 0)
         for worker in self.world.workers.values():
             assert isinstance(worker, ReadingWorker)
             worker.context.run(self.world.loop.call_soon, worker.obey)
 
-    async def add_results(self, order_id: str, results: Collection[OrderResult]) -> None:
-        self.seeks = self.seeks.with_results(order_id, results)
+    async def add_results(self, command_id: str, results: Collection[CommandResult]) -> None:
+        self.seeks = self.seeks.with_results(command_id, results)
 
 
 class OffsetsOfWorker(MemoryOffsets):
@@ -99,7 +99,7 @@ class ReadingWorker(Worker):
         super().__init__(world, name, self.state)
         self.context = world.context_of(name)
         self.fetcher = self.client = self
-        self.orders = OperatorOrders(self)  # type: ignore[arg-type]
+        self.commands = OperatorCommands(self)  # type: ignore[arg-type]
         self.commits = Commits(
             OffsetsOfWorker(self),  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ class ReadingWorker(Worker):
             self.commits.commit_done,
             self.commits.settled,
             Measures(),
-            began=self.orders.apply,
+            began=self.commands.apply,
         )
         self.tasks = BackgroundTasks(lambda error: world.broken(f"{name}: {error!r}"))
         self.start_task = self.tasks.start
@@ -175,7 +175,7 @@ class ReadingWorker(Worker):
 
     def topic_id(self, topic: str) -> None: ...
 
-    # -- what the ownership and the orders call ------------------------------------------------------------------
+    # -- what the ownership and the commands call ------------------------------------------------------------------
 
     def sought(self, partition: TopicPartition, offset: int) -> bool:
         done = ConsumerCore.sought(self, partition, offset)  # type: ignore[arg-type]
@@ -187,7 +187,7 @@ class ReadingWorker(Worker):
         return 1 << 40 if at == "latest" else 0
 
     def obey(self) -> None:
-        self.orders.take(self.world.kafka.seeks, self.world.kafka)  # type: ignore[arg-type]
+        self.commands.take(self.world.kafka.seeks, self.world.kafka)  # type: ignore[arg-type]
 
     def prepare(self, partitions: Partitions) -> None: ...
 

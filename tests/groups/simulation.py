@@ -12,7 +12,7 @@ Promises, checked after every step of every member and every write to ZooKeeper:
   it has seen: only a commit that was under way when its sender lost the partition may arrive too late;
 - every partition has an owner that may act within `HEALED_S` after the last fault, whatever an operator has ordered;
 - a member that reads the changes of the assignment has what it would have read from the whole document;
-- each order holds in each document of a leader that has read the order (`simulated_orders`).
+- each command holds in each document of a leader that has read the command (`simulated_commands`).
 
 At every third seed, members have a watchdog, and faults block their event loops. From seed `SEATED` on, members have
 instance ids and a grace: a starting member may be the next process of a member that has ended, or a second process of
@@ -44,9 +44,9 @@ from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, C
 from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.types import TopicPartition
 from tests.groups.members import StaticTopics
+from tests.groups.simulated_commands import CommandsOfGroup
 from tests.groups.simulated_faults import Event, Faults
 from tests.groups.simulated_member import VirtualWatchdog, Worker
-from tests.groups.simulated_orders import OrdersOfGroup
 from tests.groups.simulated_reader import CommitsOfGroup, ReadingWorker
 from tests.groups.simulated_zookeeper import Ensemble, Write
 from tests.groups.virtual_time import VirtualLoop, current_member
@@ -90,7 +90,7 @@ class Simulation:
         self.loop = VirtualLoop()
         self.topics = StaticTopics({"t": PARTITIONS})
         self.faults = Faults(self, schedule)
-        self.orders = OrdersOfGroup(self)
+        self.commands = CommandsOfGroup(self)
         self.kafka = CommitsOfGroup(self)
         self.processed: dict[TopicPartition, int] = {}
         self.farthest: dict[TopicPartition, int] = {}
@@ -134,7 +134,7 @@ class Simulation:
     def _wall_ms(self) -> int:
         """With seats and without orders: clocks that are wrong by any amount, and jump."""
         jump = self.random.choice([0, 1000, -1_000_000, 1_000_000]) if self.jumpy else 0
-        return self.orders.wall_ms() + jump
+        return self.commands.wall_ms() + jump
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -304,9 +304,9 @@ class Simulation:
         self._written[document.writes] = data
         last, self.document = self.document, document
         if self._spoilt:
-            self.orders.forget()
+            self.commands.forget()
         else:
-            self.orders.check(last, document)
+            self.commands.check(last, document)
         self._spoilt = False
         if document.generation < last.generation or document.revision <= last.revision:
             self.broken(

@@ -10,7 +10,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import CREATOR_ALL_ACL
 
-from allocator import Allocation, GroupOrders
+from allocator import Allocation, GroupCommands
 from allocator.errors import ZooKeeperUnavailable
 from allocator.protocols.zookeeper.client.client import NotAuthorized
 from allocator.resources.allocation import ROOT
@@ -96,17 +96,17 @@ async def test_an_operator_may_have_credentials_that_the_group_lacks(zk_chroot: 
     """A group with other credentials than the operator's refuses the command."""
     options = credentials(user) if user else {}
     async with members(zk_chroot, group, *"abc", **options) as group_of:
-        async with GroupOrders(zk_chroot, group, root=ROOT, **credentials("operator")) as orders:
+        async with GroupCommands(zk_chroot, group, root=ROOT, **credentials("operator")) as commands:
             if user:
                 with pytest.raises(NotAuthorized):
-                    await orders.evacuate("c")
+                    await commands.evacuate("c")
                 return
-            await orders.evacuate("c")
+            await commands.evacuate("c")
             await group_of.until_shared("a", "b")
             await group_of.stop("a")
             await group_of.start("a")
             await group_of.until_shared("a", "b")
-            assert [each.state for each in await orders.list()] == ["done"]
+            assert [each.state for each in await commands.list()] == ["done"]
         assert group_of.lost == []
 
 

@@ -17,7 +17,7 @@ import allocator
 from allocator import Consumer
 from allocator.assignors import choose, load_report, resolve
 from allocator.assignors.load_report import LoadMeter, LoadReport
-from allocator.commands.orders import KINDS, Order
+from allocator.commands.command import KINDS, Command
 from allocator.core.types import Partitions
 from allocator.documents.checked import InvalidZnode
 from allocator.errors import ConfigError
@@ -52,7 +52,7 @@ def info(name: str, strategies: tuple[str, ...] = ("load-records", "naive")) -> 
         "h",
         frozenset({"t"}),
         strategies=strategies,
-        orders=tuple(KINDS),
+        commands=tuple(KINDS),
         features=(FEATURE,),
         load_tolerance=1.1 if strategies[0].startswith("load-") else None,
     )
@@ -62,27 +62,27 @@ MEMBERS = {A: info("one"), B: info("two")}
 
 
 async def decided(
-    load: GroupLoad | None, *orders: Order, members: Mapping[str, MemberInfo] = MEMBERS, **document: Any
+    load: GroupLoad | None, *commands: Command, members: Mapping[str, MemberInfo] = MEMBERS, **document: Any
 ) -> GroupDecision:
     functions = {name: resolve(name) for name in ("load-records", "naive")}
-    return await decide(members, COUNTS, HALVES.but(**document), orders, functions, plain_view, load)
+    return await decide(members, COUNTS, HALVES.but(**document), commands, functions, plain_view, load)
 
 
-def order(kind: str, **arguments: Any) -> Order:
-    return Order.make(kind, arguments, who="alice", now_ms=NOW)
+def command(kind: str, **arguments: Any) -> Command:
+    return Command.make(kind, arguments, who="alice", now_ms=NOW)
 
 
 # -- the leader --------------------------------------------------------------------------------------------------------
 
 
-async def test_orders_come_before_load() -> None:
+async def test_commands_come_before_load() -> None:
     uneven = GroupLoad(HOT, True, NOW)
     assert (await decided(replace(uneven, uneven=False))).target == HALVES.owners
-    assert (await decided(uneven, order("freeze"))).target == HALVES.owners
-    assert (await decided(uneven, order("cordon", member="two"))).target == HALVES.owners
-    pinned = order("pin", partitions={"t": "1"}, place={"member": "one"})
+    assert (await decided(uneven, command("freeze"))).target == HALVES.owners
+    assert (await decided(uneven, command("cordon", member="two"))).target == HALVES.owners
+    pinned = command("pin", partitions={"t": "1"}, place={"member": "one"})
     assert (await decided(uneven, pinned)).target[A] == parts(0, 1)
-    assert (await decided(uneven, order("evacuate", member="one"))).target[B] == parts(*range(6))
+    assert (await decided(uneven, command("evacuate", member="one"))).target[B] == parts(*range(6))
 
 
 async def test_a_partition_stays_for_an_hour_however_often_the_group_and_its_loads_change() -> None:

@@ -222,7 +222,7 @@ def unreserved(document: RealDocument) -> Document:
     return first, second
 
 
-def test_orders_and_budgets_choose_among_what_the_model_allows() -> None:
+def test_commands_and_budgets_choose_among_what_the_model_allows() -> None:
     """For any orders, the next document is one of the model's, and no free partition waits for a budget."""
     claims = {name: Claim(5, frozenset(T)) for name in NAMES}  # no partition is released in between
     for document in product(ENTRIES, repeat=2):

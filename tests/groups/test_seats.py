@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.assignors import GroupView, resolve
-from allocator.commands.orders import Order
+from allocator.commands.command import Command
 from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.protocols.zookeeper.decision import decide
 from allocator.protocols.zookeeper.seats import (
@@ -78,24 +78,24 @@ class AllTo:
         return {"i-a": P0 | P1 | P2}
 
 
-async def test_no_order_assigns_partitions_of_a_live_member_to_an_absent_member() -> None:
+async def test_no_command_assigns_partitions_of_a_live_member_to_an_absent_member() -> None:
     """They would have no owner until it returns. A live member that is cordoned takes them."""
     members = {OTHER: info("c")}
     document = take_seats(seated(m_1=P0, m_3=P1 | P2), members, {OTHER}, (), NOW)
     assert absent(document) == {OLD}
 
-    async def target(*orders: Order, **more: MemberInfo) -> Mapping[str, Partitions]:
+    async def target(*commands: Command, **more: MemberInfo) -> Mapping[str, Partitions]:
         alive = {**members, **{member.replace("_", "-"): it for member, it in more.items()}}
         functions = {"naive": resolve("naive")}
-        return (await decide(alive, {"t": 3}, document, orders, functions, plain_view)).target
+        return (await decide(alive, {"t": 3}, document, commands, functions, plain_view)).target
 
-    def order(kind: str, **arguments: Any) -> Order:
-        return Order.make(kind, arguments, who="alice", now_ms=NOW)
+    def command(kind: str, **arguments: Any) -> Command:
+        return Command.make(kind, arguments, who="alice", now_ms=NOW)
 
-    evacuated, swapped = order("evacuate", member="c"), order("swap", old="c", new="a")
+    evacuated, swapped = command("evacuate", member="c"), command("swap", old="c", new="a")
     assert await target(evacuated) == {OLD: P0, OTHER: P1 | P2}
     assert await target(swapped) == {OLD: P0, OTHER: P1 | P2}
-    found = await target(evacuated, order("cordon", member="m-9"), m_9=info(None))
+    found = await target(evacuated, command("cordon", member="m-9"), m_9=info(None))
     assert found == {OLD: P0, OTHER: NO_PARTITIONS, "m-9": P1 | P2}
     # the swap waits, and the evacuation is in effect meanwhile
     assert (await target(swapped, evacuated, m_9=info(None)))["m-9"] == P1 | P2

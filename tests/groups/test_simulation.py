@@ -89,7 +89,7 @@ def test_the_leader_may_die_at_every_step(every: int) -> None:
 
 # orders of each kind, which the next leader must keep too. The budget ends before the last one, because the moves of a
 # minute may be used up by then
-ORDERED = parse(
+COMMANDED = parse(
     """
        0.000 start w1
        0.000 start w2
@@ -107,8 +107,8 @@ ORDERED = parse(
 )
 
 
-def ordered(run: Simulation) -> bool:
-    """Whether the group follows the orders, as far as the named members run."""
+def on_commands(run: Simulation) -> bool:
+    """Whether the group follows the commands, as far as the named members run."""
     parts: dict[str, set[int]] = {
         name: {p.partition for p in w.active} for name, w in run.workers.items() if not w.gone
     }
@@ -117,12 +117,12 @@ def ordered(run: Simulation) -> bool:
 
 
 @pytest.mark.parametrize("every", [47, pytest.param(1, marks=pytest.mark.long)])
-def test_orders_are_kept_though_the_leader_dies_at_any_step(every: int) -> None:
-    """Freeze, budget and cordon hold in each document on the way; see `simulated_orders`."""
-    leader_dies_at_every(every, ORDERED, ordered)
+def test_commands_are_kept_though_the_leader_dies_at_any_step(every: int) -> None:
+    """Freeze, budget and cordon hold in each document on the way; see `simulated_commands`."""
+    leader_dies_at_every(every, COMMANDED, on_commands)
 
 
-# an order that is withdrawn, an order that expires, and an order that stays
+# a command that is withdrawn, a command that expires, and a command that stays
 ENDED = parse(
     """
        0.000 start w1
@@ -145,11 +145,11 @@ def ended(run: Simulation) -> bool:
 
 
 @pytest.mark.parametrize("every", [90, pytest.param(1, marks=pytest.mark.long)])
-def test_orders_end_and_swaps_are_kept_though_the_leader_dies_at_any_step(every: int) -> None:
+def test_commands_end_and_swaps_are_kept_though_the_leader_dies_at_any_step(every: int) -> None:
     leader_dies_at_every(every, ENDED, ended)
 
 
-# load moves partitions before, between and under these orders
+# load moves partitions before, between and under these commands
 FOLLOWED = parse(
     """
        0.000 start w1
@@ -163,7 +163,7 @@ FOLLOWED = parse(
 
 
 @pytest.mark.parametrize("every", [190, pytest.param(1, marks=pytest.mark.long)])
-def test_load_moves_within_the_orders_though_the_leader_dies_at_any_step(every: int) -> None:
+def test_load_moves_within_the_commands_though_the_leader_dies_at_any_step(every: int) -> None:
     calm = leader_dies_at_every(every, FOLLOWED, seed=FOLLOWING, faults_s=24.0)
     assert calm.document.load_history.spent > 1
 
@@ -440,7 +440,7 @@ BROKEN: dict[str, tuple[Any, ...]] = {
         (decision, "constraints_of", lambda *args: replace(constraints(*args), frozen=False)),
     ),
     "a leader that assigns to cordoned members": (
-        "under the order cordon",
+        "under the command cordon",
         (decision, "constraints_of", lambda *args: replace(constraints(*args), cordoned=frozenset())),
     ),
     "members that commit unprocessed records": (

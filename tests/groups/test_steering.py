@@ -1,4 +1,4 @@
-"""Orders become constraints and get states, and a budget divides a change into steps."""
+"""Commands become constraints and get states, and a budget divides a change into steps."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.assignors.constraints import Constraints
-from allocator.commands.orders import KINDS, Order, Orders
+from allocator.commands.command import KINDS, Command, Commands
 from allocator.core.types import Partitions
 from allocator.protocols.zookeeper.plan import advance, portion
 from allocator.protocols.zookeeper.steering import (
-    OrdersInForce,
+    CommandsInForce,
     constraints_of,
     counting,
     members_named,
 )
-from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, CommandState, MemberInfo
 from allocator.protocols.zookeeper.znodes.member_names import member_name
 from allocator.types import TopicPartition
-from tests.groups.test_orders import order
+from tests.groups.test_commands import command
 
 A, B, C = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("abc"))
 
 
-def info(name: str, *, rack: str | None = None, orders: tuple[str, ...] = tuple(KINDS), pid: int = 7) -> MemberInfo:
-    return MemberInfo(name, "web1", frozenset({"t"}), rack=rack, strategies=("sticky",), pid=pid, orders=orders)
+def info(name: str, *, rack: str | None = None, commands: tuple[str, ...] = tuple(KINDS), pid: int = 7) -> MemberInfo:
+    return MemberInfo(name, "web1", frozenset({"t"}), rack=rack, strategies=("sticky",), pid=pid, commands=commands)
 
 
 MEMBERS = {A: info("one", rack="a"), B: info("two", rack="b"), C: info("three", rack="b")}
@@ -47,8 +47,8 @@ def test_a_member_is_named_in_several_ways(text: str) -> None:
 # -- members of older versions ---------------------------------------------------------------------------------------
 
 
-def test_an_order_waits_for_members_that_do_not_know_it_and_names_them() -> None:
-    freeze, members = order("freeze"), {**MEMBERS, B: info("old", orders=())}
+def test_a_command_waits_for_members_that_do_not_know_it_and_names_them() -> None:
+    freeze, members = command("freeze"), {**MEMBERS, B: info("old", commands=())}
     count, pending = counting([freeze], members, {})
     assert count == []
     state = pending[freeze.id]
@@ -56,37 +56,37 @@ def test_an_order_waits_for_members_that_do_not_know_it_and_names_them() -> None
     assert counting([freeze], members, {freeze.id: state}) == ([], pending)
     assert counting([freeze], MEMBERS, {freeze.id: state}) == ([freeze], {})
     # a command in effect stays so when an older member joins
-    assert counting([freeze], members, {freeze.id: OrderState("kept")}) == ([freeze], {})
+    assert counting([freeze], members, {freeze.id: CommandState("kept")}) == ([freeze], {})
 
 
 # -- constraints -----------------------------------------------------------------------------------------------------
 
 
-def pin(ranges: str, **place: str) -> Order:
-    return order("pin", arguments={"partitions": {"t": ranges}, "place": place})
+def pin(ranges: str, **place: str) -> Command:
+    return command("pin", arguments={"partitions": {"t": ranges}, "place": place})
 
 
 def test_a_swap_needs_both_members_and_comes_before_their_evacuation() -> None:
-    swap = order("swap", arguments={"old": "one", "new": "two"})
-    leaves = order("evacuate", arguments={"member": "one"})
+    swap = command("swap", arguments={"old": "one", "new": "two"})
+    leaves = command("evacuate", arguments={"member": "one"})
     assert constraints_of([swap, leaves], MEMBERS) == Constraints(swapped={A: B})
     assert constraints_of([swap], {A: MEMBERS[A]}) == Constraints()
     # two members that would replace each other
-    other = order("swap", arguments={"old": "two", "new": "one"})
+    other = command("swap", arguments={"old": "two", "new": "one"})
     assert constraints_of([swap, other], MEMBERS) == Constraints(swapped={A: B})
     # an evacuated member replaces no other
-    leaves = order("evacuate", arguments={"member": "two"})
+    leaves = command("evacuate", arguments={"member": "two"})
     assert constraints_of([swap, leaves], MEMBERS) == Constraints(evacuated=frozenset({B}))
     document = AssignmentDocument(owners={A: parts(0)})
-    state = OrdersInForce(Orders(), [swap, leaves], {}).states(MEMBERS, document, {A: parts(0)})[swap.id]
-    assert state == OrderState("not kept", "the new member is being evacuated")
+    state = CommandsInForce(Commands(), [swap, leaves], {}).states(MEMBERS, document, {A: parts(0)})[swap.id]
+    assert state == CommandState("not kept", "the new member is being evacuated")
 
 
 def test_new_members_are_canaries_until_they_are_promoted() -> None:
     known = [member_name(A, MEMBERS[A], session=False)]
-    canary = order("canary", arguments={"count": 2, "known": known, "promoted": []})
+    canary = command("canary", arguments={"count": 2, "known": known, "promoted": []})
     assert constraints_of([canary], MEMBERS).canaries == {B: 2, C: 2}
-    promoted = order("canary", arguments={"count": 2, "known": known, "promoted": ["two"]})
+    promoted = command("canary", arguments={"count": 2, "known": known, "promoted": ["two"]})
     assert constraints_of([promoted], MEMBERS).canaries == {C: 2}
     # a known process with a new session is not a new process
     again = {f"m-{'d' * 16}-0000000009": MEMBERS[A]}
@@ -99,15 +99,21 @@ def test_new_members_are_canaries_until_they_are_promoted() -> None:
 @pytest.mark.parametrize(
     ("command", "owners", "goal", "state", "why"),
     [
-        (order("cordon", arguments={"member": "one"}), {}, {}, "kept", ""),
-        (order("cordon", arguments={"member": "unknown"}), {}, {}, "waiting", "no live member has this name"),
-        (order("evacuate", arguments={"member": "one"}), {A: parts(0, 1)}, {B: parts(0, 1)}, "waiting", "2 partitions"),
-        (order("evacuate", arguments={"member": "one"}), {A: parts(0)}, {A: parts(0)}, "not kept", "may have t:0"),
-        (order("evacuate", arguments={"member": "one"}), {B: parts(0)}, {B: parts(0)}, "done", "has no partitions"),
-        (order("swap", arguments={"old": "one", "new": "x"}), {}, {}, "waiting", "has not joined"),
-        (order("swap", arguments={"old": "x", "new": "two"}), {}, {}, "done", "has left"),
+        (command("cordon", arguments={"member": "one"}), {}, {}, "kept", ""),
+        (command("cordon", arguments={"member": "unknown"}), {}, {}, "waiting", "no live member has this name"),
         (
-            order("swap", arguments={"old": "one", "new": "two"}),
+            command("evacuate", arguments={"member": "one"}),
+            {A: parts(0, 1)},
+            {B: parts(0, 1)},
+            "waiting",
+            "2 partitions",
+        ),
+        (command("evacuate", arguments={"member": "one"}), {A: parts(0)}, {A: parts(0)}, "not kept", "may have t:0"),
+        (command("evacuate", arguments={"member": "one"}), {B: parts(0)}, {B: parts(0)}, "done", "has no partitions"),
+        (command("swap", arguments={"old": "one", "new": "x"}), {}, {}, "waiting", "has not joined"),
+        (command("swap", arguments={"old": "x", "new": "two"}), {}, {}, "done", "has left"),
+        (
+            command("swap", arguments={"old": "one", "new": "two"}),
             {A: parts(0)},
             {B: parts(0)},
             "waiting",
@@ -122,21 +128,23 @@ def test_new_members_are_canaries_until_they_are_promoted() -> None:
         (pin("0", member="one"), {}, {}, "kept", ""),
     ],
 )
-def test_each_order_has_a_state(
-    command: Order, owners: dict[str, Partitions], goal: dict[str, Partitions], state: str, why: str
+def test_each_command_has_a_state(
+    command: Command, owners: dict[str, Partitions], goal: dict[str, Partitions], state: str, why: str
 ) -> None:
-    found = OrdersInForce(Orders(), [command], {}).states(MEMBERS, AssignmentDocument(owners=owners), goal)[command.id]
+    found = CommandsInForce(Commands(), [command], {}).states(MEMBERS, AssignmentDocument(owners=owners), goal)[
+        command.id
+    ]
     assert found.state == state
     assert why in found.why
 
 
-def test_the_state_of_an_order_names_a_freeze_that_delays_it() -> None:
-    leaves = order("evacuate", arguments={"member": "one"})
+def test_the_state_of_a_command_names_a_freeze_that_delays_it() -> None:
+    leaves = command("evacuate", arguments={"member": "one"})
     stays = {A: parts(0)}
-    found = OrdersInForce(Orders(), [leaves, order("freeze")], {}).states(
+    found = CommandsInForce(Commands(), [leaves, command("freeze")], {}).states(
         MEMBERS, AssignmentDocument(owners=stays), stays
     )[leaves.id]
-    assert found == OrderState("waiting", "1 partitions are left to move; the group is frozen")
+    assert found == CommandState("waiting", "1 partitions are left to move; the group is frozen")
 
 
 # -- budgets ---------------------------------------------------------------------------------------------------------

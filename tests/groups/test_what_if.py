@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from allocator.commands.orders import KINDS
+from allocator.commands.command import KINDS
 from allocator.operate.group_report import GroupState
 from allocator.operate.what_if import Scenario, plan_of
 from allocator.protocols.zookeeper.seats import FEATURE
@@ -25,7 +25,7 @@ def member(name: str) -> MemberInfo:
         frozenset({"t"}),
         strategies=("sticky",),
         session_timeout_s=10.0,
-        orders=tuple(KINDS),
+        commands=tuple(KINDS),
         instance_id=name,
         restart_grace_s=60.0,
         features=(FEATURE,),

@@ -10,8 +10,8 @@ from allocator.documents.packed import SHARD_BYTES
 from allocator.errors import ConfigError, GroupNameError
 from allocator.protocols.zookeeper.znodes.documents import (
     AssignmentDocument,
+    CommandState,
     MemberInfo,
-    OrderState,
     Paths,
     Seat,
     Waiting,
@@ -37,7 +37,7 @@ documents = st.builds(
     waiting=st.dictionaries(members, st.builds(Waiting, st.integers(0, 10**9), parts), max_size=4),
     refused=st.dictionaries(members, st.text(), max_size=3),
     left_out=parts,
-    orders=st.dictionaries(st.text(min_size=1), st.builds(OrderState, st.text(), st.text()), max_size=3),
+    commands=st.dictionaries(st.text(min_size=1), st.builds(CommandState, st.text(), st.text()), max_size=3),
     load_history=st.builds(
         LoadHistory,
         st.floats(0, 1e6),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from allocator import GroupOrders
+from allocator import GroupCommands
 from allocator.core.aio.clock import wall_ms
 from allocator.core.types import Partitions
 from allocator.protocols.zookeeper import group_znodes
@@ -254,8 +254,8 @@ async def test_moves_that_a_leader_whose_clock_is_ahead_noted_are_past_within_a_
 ) -> None:
     ahead_ms = [0]
     monkeypatch.setattr(group_znodes, "wall_ms", lambda: wall_ms() + ahead_ms[0])
-    async with bench.members("a", "b"), bench.store() as store, GroupOrders(zk_chroot, group) as orders:
-        await orders.budget(per_minute=2)
+    async with bench.members("a", "b"), bench.store() as store, GroupCommands(zk_chroot, group) as commands:
+        await commands.budget(per_minute=2)
         ahead_ms[0] = 3_600_000
 
         async def moved() -> list[int]:
@@ -267,7 +267,7 @@ async def test_moves_that_a_leader_whose_clock_is_ahead_noted_are_past_within_a_
             await wait_until_async(lambda: len(c.owned) == 2, 30, "the first moves")
             assert max(await moved()) > wall_ms() + 3_000_000
             ahead_ms[0] = 0  # the clock is set right, or another member leads
-            await orders.cordon("c")  # a reason to look again
+            await commands.cordon("c")  # a reason to look again
 
             async def past() -> bool:
                 return max(await moved()) <= wall_ms()

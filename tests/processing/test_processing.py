@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from allocator.core.consumer.commit_metadata import IDS_CHARACTERS, STAMP_CHARACTERS
-from allocator.core.consumer.record_processor import RecordOrders
+from allocator.core.consumer.record_processor import RecordCommands
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import topic_of_offset
 from allocator.errors import ConfigError, DeserializationError, HandlerCutOff, HandlerFailed
@@ -326,7 +326,7 @@ async def test_records_of_a_paused_partition_are_freed_when_it_moves(ordering: s
     latest = kept(cluster) + 50  # the feed still refers to the batch that it took last
 
     def prepare(source: FakeSource) -> None:
-        source.orders = RecordOrders(paused=frozenset({PARTITION}))
+        source.commands = RecordCommands(paused=frozenset({PARTITION}))
 
     async with running(cluster, handle, ordering=ordering, prepare=prepare) as it:
         for _ in range(3):

@@ -23,7 +23,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEGIN, END = "<!-- generated: begin; `python -m tests.repo.reference_pages` writes it -->", "<!-- generated: end -->"
 CONSUMERS = [
     *("Consumer", "ZooKeeper", "Kafka", "Fixed", "Kiel", "OldConsumers", "Pykafka", "SwitchingConsumer"),
-    *("GroupedConsumer", "GroupOrders", "KafkaGroupOrders", "Order", "OrderReport", "OrderResult"),
+    *("GroupedConsumer", "GroupCommands", "KafkaGroupCommands", "Command", "CommandReport", "CommandResult"),
     *("SingleConsumer", "ConsumerGroup", "ConsumerGroupConfig", "Generation", "PartitionStart"),
     *("RebalanceListener", "RecordsLost", "Batch", "Record", "Allocation", "ChildrenOf"),
     *("Producer", "RecordMetadata", "KielProducer"),

@@ -40,7 +40,7 @@ from allocator import (
     Fixed,
     Generation,
     GroupedConsumer,
-    GroupOrders,
+    GroupCommands,
     OffsetAndMetadata,
     OffsetAndTimestamp,
     Producer,
@@ -198,11 +198,11 @@ async def others() -> None:
             for number, offset in starts:
                 reveal_type((topic, number, offset))
                 reveal_type(generation.start(read(generation, offset)))
-    async with GroupOrders("z:2181", "g") as orders:
+    async with GroupCommands("z:2181", "g") as orders:
         await orders.pin([("a", 0)], "member-1")
         reveal_type(await orders.pause([TopicPartition("a", 0)], why="maintenance"))
         for each in await orders.list():
-            reveal_type((each, each.order.partitions))
+            reveal_type((each, each.command.partitions))
     async with Allocation(["x"], group="g", zookeeper="z:2181", on_assigned=lambda names: print(len(names))) as held:
         reveal_type(held.held)
     sink = SqliteSink("orders.db")

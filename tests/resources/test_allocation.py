@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator import Allocation, ChildrenOf, GroupOrders
+from allocator import Allocation, ChildrenOf, GroupCommands
 from allocator.assignors import GroupView, Member, compute
 from allocator.errors import Closed, ConfigError, ResourceLost
 from allocator.operate.group_reader import describe
@@ -205,7 +205,7 @@ async def test_a_resource_function_is_called_again_and_its_failure_changes_nothi
         assert not allocation.may_act("eu")
 
 
-async def test_orders_and_restarts_are_as_in_any_group(zk_chroot: str, group: str) -> None:
+async def test_commands_and_restarts_are_as_in_any_group(zk_chroot: str, group: str) -> None:
     """A resource is the partition 0 of a topic of its name, whatever its characters are."""
     names = [f"queue {number}/\u00e4" for number in range(12)]
     listed = list(names)
@@ -223,15 +223,15 @@ async def test_orders_and_restarts_are_as_in_any_group(zk_chroot: str, group: st
     for each in members:
         await each.allocation.start()
     await wait_until_async(lambda: counts(*members) == [4, 4, 4] and len(owners) == 12, 30, lambda: str(owners))
-    async with GroupOrders(zk_chroot, group, root=ROOT) as orders:
+    async with GroupCommands(zk_chroot, group, root=ROOT) as commands:
         # a cordon: new resources go to the others
-        await orders.cordon("c")
+        await commands.cordon("c")
         listed += ["new 1", "new 2"]
         await wait_until_async(lambda: counts(*members) == [5, 5, 4] and len(owners) == 14, 30, lambda: str(owners))
         pinned = min(a.allocation.held)
-        await orders.pin([TopicPartition(pinned, 0)], "b")
+        await commands.pin([TopicPartition(pinned, 0)], "b")
         await wait_until_async(lambda: owners.get(pinned) == "b", 30, lambda: str(owners))
-        await orders.evacuate("a")
+        await commands.evacuate("a")
         await wait_until_async(lambda: counts(*members) == [0, 10, 4] and len(owners) == 14, 30, lambda: str(owners))
         # while b restarts, its resources wait for it, and the other members get no events
         quiet, had = [list(a.events), list(c.events)], b.allocation.held
@@ -242,7 +242,7 @@ async def test_orders_and_restarts_are_as_in_any_group(zk_chroot: str, group: st
         await wait_until_async(lambda: b.allocation.held == had and len(owners) == 14, 30, lambda: str(owners))
         assert [a.events, c.events] == quiet
         # the group does not wait for a member that leaves for good
-        await orders.uncordon("c")
+        await commands.uncordon("c")
         await b.allocation.close(restart=False)
         await wait_until_async(lambda: counts(a, c) == [0, 14] and len(owners) == 14, 30, lambda: str(owners))
     await a.allocation.close()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from allocator import Allocation, ChildrenOf, GroupOrders
+from allocator import Allocation, ChildrenOf, GroupCommands
 from allocator.assignors import GroupView
-from allocator.errors import IllegalState, OrderRefused
+from allocator.errors import CommandRefused, IllegalState
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.resources import Hold
 from allocator.resources.allocation import ROOT
@@ -201,14 +201,14 @@ async def test_commands_about_records_are_refused(zk_chroot: str, group: str) ->
     async with Allocation(["eu", "us"], group=group, zookeeper=zk_chroot) as allocation:
         await until_shared(allocation, total=2)
         partitions = [TopicPartition("eu", 0)]
-        async with GroupOrders(zk_chroot, group, root=ROOT) as orders:
+        async with GroupCommands(zk_chroot, group, root=ROOT) as commands:
             for give in (
-                lambda: orders.pause(partitions),
-                lambda: orders.quarantine(partitions),
-                lambda: orders.seek(partitions, "earliest"),
-                lambda: orders.skip(partitions[0], 7),
+                lambda: commands.pause(partitions),
+                lambda: commands.quarantine(partitions),
+                lambda: commands.seek(partitions, "earliest"),
+                lambda: commands.skip(partitions[0], 7),
             ):
-                with pytest.raises(OrderRefused, match="no member of the group"):
+                with pytest.raises(CommandRefused, match="no member of the group"):
                     await give()
-            assert await orders.list() == []
-            assert (await orders.pin(partitions, allocation.client_id)).state == "given"
+            assert await commands.list() == []
+            assert (await commands.pin(partitions, allocation.client_id)).state == "given"

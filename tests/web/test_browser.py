@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from allocator import Consumer
 from allocator.assignors import GroupView
-from allocator.commands.orders import Order, OrderResult, Orders
+from allocator.commands.command import Command, CommandResult, Commands
 from allocator.core.aio.clock import wall_ms
 from allocator.documents.packed import from_ranges
 from allocator.operate import Clusters
@@ -29,7 +29,7 @@ from allocator.viewer import Reader, Viewer
 from allocator.web.actions import GroupWork, actions
 from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
-from allocator.web.requests import DeleteRequest, OrderRequest, PlanRequest, Suppositions
+from allocator.web.requests import CommandRequest, DeleteRequest, PlanRequest, Suppositions
 from allocator.web.server import Site, serve
 from allocator.web.watch import Watcher
 from tests.web.browsing import (
@@ -250,27 +250,27 @@ class RecordedWork(GroupWork):
     def actions(self) -> dict[str, Any]:
         return {
             **actions(self),
-            **{f"orders/{what}": functools.partial(self.ordered, what) for what in ("put", "withdraw")},
+            **{f"commands/{what}": functools.partial(self.on_commands, what) for what in ("put", "withdraw")},
         }
 
-    async def ordered(self, what: str, group: str, given: Any, user: str) -> dict[str, Any]:
+    async def on_commands(self, what: str, group: str, given: Any, user: str) -> dict[str, Any]:
         self.requests.append((what, given))
-        return {"group": group, "order": "o-12345678", "state": "given", "state_why": "", "withdrawn": []}
+        return {"group": group, "command": "o-12345678", "state": "given", "state_why": "", "withdrawn": []}
 
-    async def preview(self, group: str, order: OrderRequest, user: str) -> dict[str, Any]:
-        if "partitions" not in order.arguments:
+    async def preview(self, group: str, command: CommandRequest, user: str) -> dict[str, Any]:
+        if "partitions" not in command.arguments:
             found = (await self.planned()).to_json()
-            return {"group": group, "order": {"state": "given"}, "partitions": [], "plan": found, "creates": None}
+            return {"group": group, "command": {"state": "given"}, "partitions": [], "plan": found, "creates": None}
         rows = [
             {"topic": p.topic, "partition": p.partition, "owner_name": "worker-00@node-0#0", "committed": 100}
-            | {"log_start": 0, "log_end": 160, "lag": 60, "to": 0 if order.kind == "seek" else None}
-            for p in sorted(from_ranges(order.arguments["partitions"]))
+            | {"log_start": 0, "log_end": 160, "lag": 60, "to": 0 if command.kind == "seek" else None}
+            for p in sorted(from_ranges(command.arguments["partitions"]))
         ]
-        return {"group": group, "order": {"state": "given"}, "partitions": rows, "plan": None, "creates": None}
+        return {"group": group, "command": {"state": "given"}, "partitions": rows, "plan": None, "creates": None}
 
     async def plan(self, group: str, body: PlanRequest, user: str) -> dict[str, Any]:
         changes = {name: getattr(body, name) for name in Suppositions.__struct_fields__}
-        self.requests.append(("plan", (changes, [order.kind for order in body.orders], body.apply)))
+        self.requests.append(("plan", (changes, [command.kind for command in body.commands], body.apply)))
         found = await self.planned()
         return {**found.to_json(), "executed": body.apply, "applied": ["o-12345678"] if body.apply else []}
 
@@ -331,22 +331,22 @@ async def _topics() -> set[str]:
     return {"orders", "orders.dead", "orders.dead.settled"}
 
 
-def _with_orders() -> Watcher:
-    """A small group with orders about its partitions."""
+def _with_commands() -> Watcher:
+    """A small group with commands about its partitions."""
     found = watcher_of(1, 4, 40)
     group = found.groups["billing"]
     state = group.report.state
     now_ms = wall_ms()
-    pause = Order.make("pause", {"partitions": {"orders": "0-2"}}, who="alice", now_ms=now_ms, why="a broken schema")
-    seek = Order.make("seek", {"partitions": {"orders": "3"}, "to": "earliest"}, who="bob", now_ms=now_ms)
-    result = OrderResult(now_ms, "m", frozenset({TopicPartition("orders", 3)}), "sought to 0 from 70")
-    orders = Orders((pause, replace(seek, results=(result,))))
-    group.learn(replace(state, orders=orders, read_ms=now_ms), now_ms / 1000)
+    pause = Command.make("pause", {"partitions": {"orders": "0-2"}}, who="alice", now_ms=now_ms, why="a broken schema")
+    seek = Command.make("seek", {"partitions": {"orders": "3"}, "to": "earliest"}, who="bob", now_ms=now_ms)
+    result = CommandResult(now_ms, "m", frozenset({TopicPartition("orders", 3)}), "sought to 0 from 70")
+    commands = Commands((pause, replace(seek, results=(result,))))
+    group.learn(replace(state, commands=commands, read_ms=now_ms), now_ms / 1000)
     group.judge([], group.version["state"])
     return found
 
 
-async def test_an_operator_gives_orders_plans_and_settles_letters(browser: Any) -> None:
+async def test_an_operator_gives_commands_plans_and_settles_letters(browser: Any) -> None:
     page = Page(browser)
     work, settled = RecordedWork(), list[tuple[str, list[str]]]()
     desk = LetterDesk(lambda topic, user: LettersInMemory(settled), _topics, Viewer(Reader("nowhere:1")))
@@ -421,7 +421,7 @@ async def test_an_operator_gives_orders_plans_and_settles_letters(browser: Any) 
         page.sees("#planned-members", "leaves")
         assert page.violations() == []
         page.run("document.querySelector('.plain-list button').click()")
-        fill("plan-what", "order:freeze")
+        fill("plan-what", "command:freeze")
         page.click("Add to the plan")
         page.click("Show the plan")
         page.sees(".result", "Nothing was changed")
@@ -456,7 +456,7 @@ async def test_an_operator_gives_orders_plans_and_settles_letters(browser: Any) 
         page.click("Canary…")
         page.click("Canary")
         page.sees("dialog .result", "enter how many partitions")
-        fill("order-count", "2")
+        fill("command-count", "2")
         page.click("Canary")
         page.sees("dialog .step", "4 members before it, count 2")
         page.sees("dialog .step", "partitions would move")
@@ -476,7 +476,7 @@ async def test_an_operator_gives_orders_plans_and_settles_letters(browser: Any) 
         page.sees("#changes", "deadletters/redrive")
         assert page.complaints() == []
 
-    shown = functools.lru_cache(_with_orders)
+    shown = functools.lru_cache(_with_commands)
     async with served_page(shown, actions=work.actions(), letters=desk) as url:
         await asyncio.to_thread(records, url)
         for step in (plans, letters, end):
@@ -490,10 +490,10 @@ async def test_an_operator_gives_orders_plans_and_settles_letters(browser: Any) 
     assert [body for what, body in work.requests if what == "plan"][2][1:] == (["freeze"], True)
     assert settled == [("redriven", ["0:0"])]
     texts = [event.text for event in shown().log.events]
-    assert (texts.count("deadletters/redrive"), texts.count("orders/put"), texts[-1]) == (1, 3, "delete")
+    assert (texts.count("deadletters/redrive"), texts.count("commands/put"), texts[-1]) == (1, 3, "delete")
 
 
-async def test_a_group_of_kafkas_own_protocol_gets_orders_about_records_alone(
+async def test_a_group_of_kafkas_own_protocol_gets_commands_about_records_alone(
     browser: Any, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     page, topic = Page(browser), topic_factory(4)
@@ -511,7 +511,7 @@ async def test_a_group_of_kafkas_own_protocol_gets_orders_about_records_alone(
             page.sees("#strategy", "assignor")
             page.sees("#members", "worker@")
             assert "generation" not in page.text("#figures"), "Kafka does not report it"
-            assert page.run("return document.querySelector('#orders-section').hidden"), (
+            assert page.run("return document.querySelector('#commands-section').hidden"), (
                 "no command, and none to add here"
             )
             shown = "return [...document.querySelectorAll('.tabs a')].filter((a) => !a.hidden).map((a) => a.innerText)"
@@ -609,9 +609,9 @@ async def test_a_change_needs_the_token_and_a_second_click(browser: Any, zk_chro
             assert page.violations() == []
             page.click("Close")
             page.sees("#timeline", "◆")
-            page.sees("#orders", "cordon member worker-00@node-0")
+            page.sees("#commands", "cordon member worker-00@node-0")
             assert page.focused() == "Mark a deployment…"
-            page.run("document.querySelector('#orders button[aria-label]').click()")
+            page.run("document.querySelector('#commands button[aria-label]').click()")
             page.click("Withdraw")
             page.click("Yes, withdraw cordon")
             page.sees("dialog .result", "Withdrawn")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from allocator.commands.orders import Order, Orders
+from allocator.commands.command import Command, Commands
 from allocator.core.types import Partitions
 from allocator.operate.group_report import Coordinated, GroupState, Logs
-from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, CommandState, MemberInfo, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.history import History, News, Point, Series
 
@@ -115,20 +115,20 @@ def test_topics_that_grow_and_functions_that_change_are_reasons() -> None:
 
 
 def test_commands_of_operators_are_reasons() -> None:
-    pin = Order.make("pin", {"partitions": {"t": "0"}, "place": {"member": "a"}}, who="alice@ops1", now_ms=1)
-    kept = {pin.id: OrderState("kept")}
+    pin = Command.make("pin", {"partitions": {"t": "0"}, "place": {"member": "a"}}, who="alice@ops1", now_ms=1)
+    kept = {pin.id: CommandState("kept")}
 
-    def seen(number: int, orders: Orders, states: dict[str, OrderState]) -> GroupState:
+    def seen(number: int, commands: Commands, states: dict[str, CommandState]) -> GroupState:
         found = state(number, {A: of(0, 1)})
         assert found.document is not None
-        return replace(found, orders=orders, document=replace(found.document, orders=states))
+        return replace(found, commands=commands, document=replace(found.document, commands=states))
 
     # the commands are read before the leader follows them
     history = observed(
-        (seen(1, Orders(), {}), 10.0),
-        (seen(1, Orders((pin,)), {}), 11.0),
-        (seen(2, Orders((pin,)), kept), 12.0),
-        (seen(3, Orders(), {}), 13.0),
+        (seen(1, Commands(), {}), 10.0),
+        (seen(1, Commands((pin,)), {}), 11.0),
+        (seen(2, Commands((pin,)), kept), 12.0),
+        (seen(3, Commands(), {}), 13.0),
     )
     assert [rebalance.why for rebalance in history.rebalances] == [
         ["command pin t:0 to a of alice@ops1"],

@@ -40,7 +40,7 @@ async def test_the_next_server_continues_the_history_of_the_last(archive: Histor
     tasks.start(keep(watcher, archive), "history")
     now = time.time()
     group.series.points.append(Point(now + 1, 7))
-    watcher.log.add(Event(now, "order", "pause", "billing", "alice", "10.0.0.1", {"request": {"a": 1}}))
+    watcher.log.add(Event(now, "command", "pause", "billing", "alice", "10.0.0.1", {"request": {"a": 1}}))
     await wait_until_async(lambda: archive.past("billing", 10).points != [], 30)
     group.series.points.append(Point(now + 2, 8))
     await tasks.close()  # the last entries are not lost
@@ -52,7 +52,7 @@ async def test_the_next_server_continues_the_history_of_the_last(archive: Histor
     assert past.rebalances == live
     moves = archive.rebalance("billing", live[0]["id"])
     assert moves == {**live[0], **group.history.rebalances[-1].moves_to_json()}
-    assert [(event.who, event.detail) for event in archive.events(kind="order")] == [("alice", {"request": {"a": 1}})]
+    assert [(event.who, event.detail) for event in archive.events(kind="command")] == [("alice", {"request": {"a": 1}})]
 
     restarted = WatchedGroup("billing")
     restarted.recall(past, now + 60)

@@ -1,4 +1,4 @@
-"""The page shows groups of Kafka's own protocols, and accepts orders about their records."""
+"""The page shows groups of Kafka's own protocols, and accepts commands about their records."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_a_page_without_zookeeper_shows_members_moves_and_lag(
         await wait_until_async(lambda: not it.watcher.groups[group].report.state.members, PATIENCE_S)
 
 
-async def test_orders_about_records_are_previewed_given_and_withdrawn(
+async def test_commands_about_records_are_previewed_given_and_withdrawn(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     topic = topic_factory(2)
@@ -127,31 +127,31 @@ async def test_orders_about_records_are_previewed_given_and_withdrawn(
             as_described(f"/api/groups/{{group}}/{what}", found, "post", str(code))
             return found
 
-        async def orders(count: int) -> Any:
-            found = (await it.json(f"/api/groups/{group}"))["orders"]
+        async def commands(count: int) -> Any:
+            found = (await it.json(f"/api/groups/{group}"))["commands"]
             return found or True if len(found) == count else None
 
-        seen = await post("orders/preview", pause)
+        seen = await post("commands/preview", pause)
         assert seen["creates"] == f"{group}.orders"
         assert [(row["partition"], row["owner_name"]) for row in seen["partitions"]] == [(1, shown["name"])]
-        refused = await post("orders/put", pause, 409)
+        refused = await post("commands/put", pause, 409)
         assert "does not exist" in refused["error"]["message"]
-        assert await orders(0)
-        given = await post("orders/put", {**pause, "why": "its customer", "create": True})
-        assert (await post("orders/preview", pause))["creates"] is None
-        (order,) = await wait_until_async(partial(orders, 1), PATIENCE_S, "the order on the page")
-        assert (order["id"], order["why"], order["who"]) == (given["order"], "its customer", "token")
+        assert await commands(0)
+        given = await post("commands/put", {**pause, "why": "its customer", "create": True})
+        assert (await post("commands/preview", pause))["creates"] is None
+        (command,) = await wait_until_async(partial(commands, 1), PATIENCE_S, "the command on the page")
+        assert (command["id"], command["why"], command["who"]) == (given["command"], "its customer", "token")
         state, one = consumer._engine.state, TopicPartition(topic, 1)
         await wait_until_async(lambda: not state.is_fetchable(one), PATIENCE_S, "the pause")
-        assert (await post("orders/withdraw", pause))["withdrawn"] == [order["id"]]
+        assert (await post("commands/withdraw", pause))["withdrawn"] == [command["id"]]
         await wait_until_async(lambda: state.is_fetchable(one), PATIENCE_S, "the end of the pause")
-        await wait_until_async(partial(orders, 0), PATIENCE_S, "no order on the page")
-        again = await post("orders/put", pause)
-        await post("orders/remove", {"ids": [again["order"]]})
-        await wait_until_async(partial(orders, 0), PATIENCE_S, "no order on the page")
+        await wait_until_async(partial(commands, 0), PATIENCE_S, "no command on the page")
+        again = await post("commands/put", pause)
+        await post("commands/remove", {"ids": [again["command"]]})
+        await wait_until_async(partial(commands, 0), PATIENCE_S, "no command on the page")
 
-        # the coordinator assigns the partitions, so orders to a leader have no effect
+        # the coordinator assigns the partitions, so commands to a leader have no effect
         freeze: Any = {"kind": "freeze", "arguments": {}}
-        for what in ("orders/preview", "orders/put", "plan", "rebalance", "pause", "resume"):
-            found = await post(what, freeze if what.startswith("orders") else {}, 409)
+        for what in ("commands/preview", "commands/put", "plan", "rebalance", "pause", "resume"):
+            found = await post(what, freeze if what.startswith("commands") else {}, 409)
             assert 'membership="zookeeper"' in found["error"]["message"], (what, found)

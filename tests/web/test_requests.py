@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allocator.errors import ConfigError
-from allocator.web.requests import NewOrder, PlanRequest, RecordsQuery, checked
+from allocator.web.requests import NewCommand, PlanRequest, RecordsQuery, checked
 
 PIN = {"kind": "pin", "arguments": {}}
 
@@ -15,11 +15,11 @@ PIN = {"kind": "pin", "arguments": {}}
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
-        (NewOrder, {"kind": "pin"}, "the request: missing required field arguments: The arguments of this "),
-        (NewOrder, {**PIN, "arguments": []}, '"arguments" must be an object, not []: The arguments of this kind '),
-        (NewOrder, {**PIN, "hours": float("nan")}, '"hours" must be a number above 0.0, not nan: Hours until the '),
+        (NewCommand, {"kind": "pin"}, "the request: missing required field arguments: The arguments of this "),
+        (NewCommand, {**PIN, "arguments": []}, '"arguments" must be an object, not []: The arguments of this kind '),
+        (NewCommand, {**PIN, "hours": float("nan")}, '"hours" must be a number above 0.0, not nan: Hours until the '),
         (PlanRequest, {"add": "new"}, "\"add\" must be a list, not 'new': Like this option of "),
-        (PlanRequest, {"orders": [{**PIN, "at": 1}]}, "orders[0]: contains unknown field at"),
+        (PlanRequest, {"commands": [{**PIN, "at": 1}]}, "commands[0]: contains unknown field at"),
         (RecordsQuery, {"isolation_level": "all"}, "must be one of read_committed, read_uncommitted, not 'all'"),
         (RecordsQuery, {"offset": "1"}, "'offset' is not a known field; known: partition, from, before, limit, key, "),
     ],
@@ -28,5 +28,5 @@ def test_a_wrong_request_is_refused_with_its_field_its_value_and_the_allowed_val
     kind: Any, given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        checked(kind, given, strict=kind in (NewOrder, PlanRequest))
+        checked(kind, given, strict=kind in (NewCommand, PlanRequest))
     assert message in str(raised.value)

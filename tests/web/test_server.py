@@ -118,9 +118,9 @@ async def test_changes_need_the_token_an_origin_of_the_server_and_json(zk_chroot
         as_described("/api/groups/{group}/rebalance", json.loads(done.body), "post")
 
 
-async def test_orders_are_given_and_removed_with_the_name_of_the_user(zk_chroot: str) -> None:
+async def test_commands_are_given_and_removed_with_the_name_of_the_user(zk_chroot: str) -> None:
     async with one_group(zk_chroot) as (it, _, _):
-        put, remove = "/api/groups/g/orders/put", "/api/groups/g/orders/remove"
+        put, remove = "/api/groups/g/commands/put", "/api/groups/g/commands/remove"
         pin: dict[str, Any] = {"kind": "pin", "arguments": {"partitions": {"t": "0"}, "place": {"rack": "r0"}}}
         pin.update(why="disk", hours=2)
         for wrong in (
@@ -134,28 +134,33 @@ async def test_orders_are_given_and_removed_with_the_name_of_the_user(zk_chroot:
             assert (await it.request(put, wrong, Authorization=BEARER)).code == 400, wrong
         assert (await it.request(put, pin)).code == 401
         done = await it.json(put, pin, Authorization=BEARER)
-        as_described("/api/groups/{group}/orders/put", done, "post")
+        as_described("/api/groups/{group}/commands/put", done, "post")
 
-        (order,) = await wait_until_async(partial(orders, it), PATIENCE_S, "the order on the page")
+        (command,) = await wait_until_async(partial(commands, it), PATIENCE_S, "the command on the page")
         as_described("/api/groups/{group}", await it.json("/api/groups/g"))
-        assert (order["id"], order["who"], order["why"], order["state"]) == (done["order"], "token", "disk", "pending")
-        assert order["expires"] - order["at"] == 7200
+        assert (command["id"], command["who"], command["why"], command["state"]) == (
+            done["command"],
+            "token",
+            "disk",
+            "pending",
+        )
+        assert command["expires"] - command["at"] == 7200
         assert (await it.request(remove, {"ids": ["o-00000000"]}, Authorization=BEARER)).code == 409
-        removed = await it.json(remove, {"ids": [order["id"]]}, Authorization=BEARER)
-        as_described("/api/groups/{group}/orders/remove", removed, "post")
-        await wait_until_async(partial(shows, it), PATIENCE_S, "no order on the page")
+        removed = await it.json(remove, {"ids": [command["id"]]}, Authorization=BEARER)
+        as_described("/api/groups/{group}/commands/remove", removed, "post")
+        await wait_until_async(partial(shows, it), PATIENCE_S, "no command on the page")
 
 
-async def orders(it: Served) -> Any:
-    return (await it.json("/api/groups/g"))["orders"]
+async def commands(it: Served) -> Any:
+    return (await it.json("/api/groups/g"))["commands"]
 
 
 async def shows(it: Served, *texts: str) -> bool:
-    """Whether the page has these orders and no other."""
-    return sorted(each["text"] for each in await orders(it)) == sorted(texts)
+    """Whether the page has these commands and no other."""
+    return sorted(each["text"] for each in await commands(it)) == sorted(texts)
 
 
-async def test_orders_about_records_are_previewed_and_withdrawn_for_one_partition(zk_chroot: str) -> None:
+async def test_commands_about_records_are_previewed_and_withdrawn_for_one_partition(zk_chroot: str) -> None:
     async with one_group(zk_chroot, 4) as (it, _, _):
 
         async def post(what: str, body: Any) -> Any:
@@ -165,24 +170,26 @@ async def test_orders_about_records_are_previewed_and_withdrawn_for_one_partitio
             return done
 
         pause = {"kind": "pause", "arguments": {"partitions": {"t": "0-2"}}, "why": "a broken schema"}
-        seen = await post("orders/preview", pause)
-        assert (seen["order"]["text"], seen["order"]["state"]) == ("pause t:0-2", "pending"), "the member is too old"
+        seen = await post("commands/preview", pause)
+        assert (seen["command"]["text"], seen["command"]["state"]) == ("pause t:0-2", "pending"), (
+            "the member is too old"
+        )
         assert [each["owner_name"] for each in seen["partitions"]] == ["worker-00@node-0#0"] * 3
         cordon = {"kind": "cordon", "arguments": {"member": "worker-00"}}
-        assert (await post("orders/preview", cordon))["plan"]["moves"] == []
+        assert (await post("commands/preview", cordon))["plan"]["moves"] == []
         wrong = {"kind": "evacuate", "arguments": {"member": "missing"}}
-        for what in ("orders/preview", "orders/put"):
+        for what in ("commands/preview", "commands/put"):
             assert (await it.request(f"/api/groups/g/{what}", wrong, Authorization=BEARER)).code == 409
 
-        await post("orders/put", pause)
+        await post("commands/put", pause)
         await wait_until_async(partial(shows, it, "pause t:0-2"), PATIENCE_S)
-        await post("orders/withdraw", {"kind": "pause", "arguments": {"partitions": {"t": "1"}}})
+        await post("commands/withdraw", {"kind": "pause", "arguments": {"partitions": {"t": "1"}}})
         await wait_until_async(partial(shows, it, "pause t:0,2"), PATIENCE_S)
         for body in (pause, {"kind": "freeze", "arguments": {}}, {"kind": "pause", "arguments": {}}):
-            response = await it.request("/api/groups/g/orders/withdraw", body, Authorization=BEARER)
+            response = await it.request("/api/groups/g/commands/withdraw", body, Authorization=BEARER)
             assert response.code == 400, body
         logged = [(event.text, event.who) for event in it.watcher.log.events if event.detail["outcome"] == "done"]
-        assert logged == [("orders/put", "token"), ("orders/withdraw", "token")], "previews are not changes"
+        assert logged == [("commands/put", "token"), ("commands/withdraw", "token")], "previews are not changes"
 
 
 async def test_a_plan_is_shown_applied_and_refused(zk_chroot: str) -> None:
@@ -199,16 +206,16 @@ async def test_a_plan_is_shown_applied_and_refused(zk_chroot: str) -> None:
             {"fly": []},
             {"function": "os:system"},  # a request must not be able to import a module
             {"add": ["new"], "apply": True},
-            {"orders": ["freeze"]},
+            {"commands": ["freeze"]},
         ):
             assert (await it.request(path, wrong, Authorization=BEARER)).code == 400, wrong
         assert it.watcher.log.count == 0, "a plan changes nothing"
-        applied = {"orders": [{"kind": "freeze", "arguments": {}}], "apply": True, "why": "a quiet night"}
+        applied = {"commands": [{"kind": "freeze", "arguments": {}}], "apply": True, "why": "a quiet night"}
         plan = await it.json(path, applied, Authorization=BEARER)
         as_described("/api/groups/{group}/plan", plan, "post")
-        (order,) = await wait_until_async(partial(orders, it), PATIENCE_S)
-        assert plan["applied"] == [order["id"]]
-        assert (order["kind"], order["who"], order["why"]) == ("freeze", "token", "a quiet night")
+        (command,) = await wait_until_async(partial(commands, it), PATIENCE_S)
+        assert plan["applied"] == [command["id"]]
+        assert (command["kind"], command["who"], command["why"]) == ("freeze", "token", "a quiet night")
         assert it.watcher.log.count == 1
 
 
@@ -317,21 +324,21 @@ async def test_offsets_and_lag_of_a_real_group_are_shown_sought_reset_and_copied
             assert consumer.assignment() == before
 
             seek = {"kind": "seek", "arguments": {"partitions": {topic: "0-1"}, "to": "timestamp:1"}}
-            seen = await post("orders/preview", seek)
+            seen = await post("commands/preview", seek)
             assert [(each["committed"], each["log_end"], each["to"]) for each in seen["partitions"]] == [
                 (100, 100, 0)
             ] * 2
 
             async def done(id_: str) -> Any:
-                (order,) = (await it.json(f"/api/groups/{group}"))["orders"] or [{"id": ""}]
-                return order if order["id"] == id_ and order["state"] == "done" else None
+                (command,) = (await it.json(f"/api/groups/{group}"))["commands"] or [{"id": ""}]
+                return command if command["id"] == id_ and command["state"] == "done" else None
 
             for to, what in (("timestamp:1", "sought to 0 from 100"), ("100", "sought to 100 from 0")):
                 seek["arguments"] = {"partitions": {topic: "0-1"}, "to": to}
-                order = await wait_until_async(
-                    partial(done, (await post("orders/put", seek))["order"]), PATIENCE_S, what
+                command = await wait_until_async(
+                    partial(done, (await post("commands/put", seek))["command"]), PATIENCE_S, what
                 )
-                assert {result["what"] for result in order["results"]} == {what}
+                assert {result["what"] for result in command["results"]} == {what}
             plan = await post("plan", {"add": ["another"]})
             assert (len(plan["moves"]), plan["members"][0]["lag_before"]) == (2, 0), "with brokers it knows the lag"
             refused = await post("offsets/reset", {"to": "earliest", "confirm": group}, 409)

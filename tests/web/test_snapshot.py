@@ -8,15 +8,15 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from allocator.cli.access import Access
-from allocator.commands.orders import Order, Orders
+from allocator.commands.command import Command, Commands
 from allocator.core.aio.clock import wall_ms
 from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
 from allocator.operate.group_report import GroupState, Logs
-from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, CommandState, MemberInfo, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.metrics import GroupCollector
 from allocator.web.snapshot import brokers, detail, figures, lags, topics
-from allocator.web.snapshot import orders as shown_orders
+from allocator.web.snapshot import commands as shown_commands
 from allocator.web.watch import WatchedGroup, Watcher
 from tests.web.served import as_described
 
@@ -78,20 +78,20 @@ def test_offsets_are_unknown_while_kafka_does_not_respond() -> None:
     assert scraped(known) == []
 
 
-def test_orders_and_the_use_of_the_budget_are_shown() -> None:
+def test_commands_and_the_use_of_the_budget_are_shown() -> None:
     known = group({}, {})
-    budget = Order.make("budget", {"at_once": 2, "per_minute": 30}, who="alice", now_ms=wall_ms())
-    freeze = Order.make("freeze", {}, who="alice", now_ms=wall_ms(), why="quiet")
+    budget = Command.make("budget", {"at_once": 2, "per_minute": 30}, who="alice", now_ms=wall_ms())
+    freeze = Command.make("freeze", {}, who="alice", now_ms=wall_ms(), why="quiet")
     state = known.report.state
     assert state.document is not None
     document = state.document.but(
         waiting={MEMBER: Waiting(1, frozenset(READ[:1]))},
         moved=((wall_ms() - 90_000, 50), (wall_ms(), 7)),
-        orders={budget.id: OrderState("kept")},
+        commands={budget.id: CommandState("kept")},
     )
-    known.learn(replace(state, document=document, orders=Orders((budget, freeze)), read_ms=wall_ms()), 3.0)
-    assert [(each["text"], each["state"]) for each in shown_orders(known)] == [
-        ("freeze", "pending"),  # the member's version does not report which orders it knows
+    known.learn(replace(state, document=document, commands=Commands((budget, freeze)), read_ms=wall_ms()), 3.0)
+    assert [(each["text"], each["state"]) for each in shown_commands(known)] == [
+        ("freeze", "pending"),  # the member's version does not report which commands it knows
         ("budget 2 at once, 30 a minute", "kept"),
     ]
     used = detail(known)["budget"]
@@ -101,7 +101,7 @@ def test_orders_and_the_use_of_the_budget_are_shown() -> None:
         'allocator_group_budget_used{group="billing",limit="at_once"} 1.0',
         'allocator_group_budget_used{group="billing",limit="per_minute"} 7.0',
     ]
-    assert 'allocator_group_orders{group="billing",state="pending"} 1.0' in scraped(known, "orders")
+    assert 'allocator_group_commands{group="billing",state="pending"} 1.0' in scraped(known, "commands")
 
 
 def _watching(metadata: Metadata | None, *groups: WatchedGroup) -> Watcher:

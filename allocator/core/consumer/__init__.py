@@ -5,7 +5,7 @@ It combines a membership, the fetcher and the offsets. `ConsumerBase` is `Consum
 
 from __future__ import annotations
 
-from allocator.core.consumer.commanded import CommandedConsumer, Commands
+from allocator.core.consumer.commanded import CommandedConsumer, CommandExecutor
 from allocator.core.consumer.consumer import ConsumerBase, client_of, join_again_if
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.consumer.measures import lag
@@ -17,13 +17,13 @@ from allocator.core.consumer.membership_config import (
     assignors_of,
     membership_from,
 )
-from allocator.core.consumer.record_processor import RecordOrders
+from allocator.core.consumer.record_processor import RecordCommands
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset
 from allocator.core.consumer.transactional import TransactionalCommits, fenced
 
 __all__ = [
+    "CommandExecutor",
     "CommandedConsumer",
-    "Commands",
     "Connections",
     "ConsumerBase",
     "ConsumerCore",
@@ -31,7 +31,7 @@ __all__ = [
     "MembershipConfig",
     "MembershipOptions",
     "OffsetSink",
-    "RecordOrders",
+    "RecordCommands",
     "SinkClaim",
     "SinkOffset",
     "TransactionalCommits",

@@ -40,7 +40,7 @@ class CommandedConsumer(Protocol):
     def start_task(self, work: Coroutine[Any, Any, Any], name: str) -> None: ...
 
 
-class Commands(Protocol):
+class CommandExecutor(Protocol):
     """Carries out the operator commands for the partitions of one consumer."""
 
     def take(self, commands: Any, store: Any) -> None:

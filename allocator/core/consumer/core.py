@@ -19,9 +19,9 @@ from allocator.core.consumer.commits import RELEASE_PATIENCE_S, Commits
 from allocator.core.consumer.doubts import Doubts
 from allocator.core.consumer.measures import OwnLoad, lag
 from allocator.core.consumer.membership_config import (
+    CommandSource,
     Connections,
     MembershipConfig,
-    OrderSource,
 )
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 LOSSES = 100  # number of losses that are kept
 # time limit for reading the operator commands at a start. Higher: an unreadable topic delays the start longer; lower:
 # the first records may be handled without the commands
-ORDERS_WITHIN_S = 10.0
+COMMANDS_WITHIN_S = 10.0
 SINK_RETRY_S = 0.2
 
 
@@ -104,7 +104,7 @@ class ConsumerCore:
         self._doubts = Doubts(self.client, self.state, self.fetcher, self.commits.committed)
         if offsets is not None:
             offsets.outdated = partial(self._doubts.outdated, offsets.group)
-        self._commands = joining.options.commands(self)
+        self._executor = joining.options.executor(self)
         self._ownership = Ownership(
             self.state,
             self._doubts.committed,
@@ -112,7 +112,7 @@ class ConsumerCore:
             self.commit_last,
             self.commits.settled,
             self.client.measures,
-            began=self._commands.apply,
+            began=self._executor.apply,
             sink=self.sink,
             listener=listener,
         )
@@ -126,7 +126,7 @@ class ConsumerCore:
                 partial(lag, self.client, self.commits.committed, auto_offset_reset),
                 offsets,
                 self.load.measure,
-                self._commands.take,
+                self._executor.take,
                 self._ownership.expect,
             ),
         )
@@ -148,13 +148,13 @@ class ConsumerCore:
         self.loop = asyncio.get_running_loop()
         config = self.choice.config
         self.client.measures.trace(self.group, config.client_id)
-        order_source = config.options.order_source(config, self.client.bootstrap, self.client.security)
+        command_source = config.options.command_source(config, self.client.bootstrap, self.client.security)
         try:
             self._exits.push_async_callback(self.client.close)
             self.client.on_metadata(self._doubts.metadata_came)
             self.choice.follow()  # so that the first metadata request names the topics
-            if order_source is not None:
-                order_source.watch(self.client)
+            if command_source is not None:
+                command_source.watch(self.client)
             await self._connect(config.connect_timeout_s)
             for topic in self.choice.topics():
                 if self.client.partitions(topic) is None:
@@ -166,21 +166,21 @@ class ConsumerCore:
             await self.fetcher.start()
             self.commits.start(self._tasks)
             self._tasks.start(self._doubts.run(), "doubts")
-            if order_source is not None:
-                await self._follow_orders(order_source)
+            if command_source is not None:
+                await self._follow_commands(command_source)
             await self.membership.join()
         except BaseException:
             await self._exits.aclose()
             raise
 
-    async def _follow_orders(self, source: OrderSource) -> None:
+    async def _follow_commands(self, source: CommandSource) -> None:
         """Reads the operator commands before the join, so that they hold for the first record of a new owner.
 
         Continues without them if the topic cannot be read.
         """
         began = asyncio.Event()
-        self._tasks.start(source.follow(self.client, self._commands.take, began), "orders")
-        if not await wait_for_event(began, ORDERS_WITHIN_S):
+        self._tasks.start(source.follow(self.client, self._executor.take, began), "commands")
+        if not await wait_for_event(began, COMMANDS_WITHIN_S):
             log.warning("%s: joining without the operator commands; topic %s is not read yet", self.group, source.topic)
 
     async def _connect(self, timeout_s: float) -> None:
@@ -313,7 +313,7 @@ class ConsumerCore:
         self.must_not_process()
         self.processor = processor
         self.commits.every(commit_interval_s)
-        self._commands.apply()
+        self._executor.apply()
 
     def process_no_more(self) -> None:
         """Ends `process_with`: reading continues at the first record of each partition that is not done. Handler calls
@@ -323,7 +323,7 @@ class ConsumerCore:
             self.commits.every(self.commits.configured_s)
         for tenure in self.state.assignment.values():
             tenure.hand_back()
-        self._commands.apply()
+        self._executor.apply()
         self.fetcher.wake()
 
     def seek(self, partition: TopicPartition, position: OffsetAndMetadata | int) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Optional, Protocol
 from allocator.assignors import Assignor, Load, LoadReport, resolve
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.arguments import as_partitions
-from allocator.core.consumer.commanded import CommandedConsumer, Commands, NoCommands
+from allocator.core.consumer.commanded import CommandedConsumer, CommandExecutor, NoCommands
 from allocator.core.errors import AllocatorError, ConfigError
 from allocator.core.membership.fixed import FixedMembership
 from allocator.core.membership.membership import AssignmentListener, Membership
@@ -64,7 +64,7 @@ class Fault(NamedTuple):
         return f"{name} not set" if value in (None, "", ()) else f"{name} = {shown(value)}"
 
 
-class OrderSource(Protocol):
+class CommandSource(Protocol):
     """Operator commands that are kept outside the membership, for example in a topic."""
 
     topic: str | None
@@ -72,8 +72,8 @@ class OrderSource(Protocol):
     def watch(self, client: KafkaClient) -> None:
         """Makes `client` include the topic in its metadata requests."""
 
-    async def follow(self, client: KafkaClient, ordered: Callable[[Any, Any], None], began: asyncio.Event) -> None:
-        """Calls `ordered` with the current commands and after each change. Sets `began` after the first call."""
+    async def follow(self, client: KafkaClient, on_commands: Callable[[Any, Any], None], began: asyncio.Event) -> None:
+        """Calls `on_commands` with the current commands and after each change. Sets `began` after the first call."""
 
 
 class Connections(NamedTuple):
@@ -88,7 +88,7 @@ class Connections(NamedTuple):
     """The committed offsets of the group. Their storage changes when the group is adopted from another layout."""
     measure: Callable[[LoadSource], Callable[[], LoadReport]] | None = None
     """Starts to measure the load of the owned partitions. Returns a function that returns the load."""
-    ordered: Callable[[Any, Any], None] | None = None
+    on_commands: Callable[[Any, Any], None] | None = None
     """Called with the operator commands, if the membership has any."""
     expected: Callable[[Partitions, bool], None] | None = None
     """Called with partitions that this member will own soon, and whether they have no owner now."""
@@ -116,8 +116,8 @@ class MembershipOptions:
         """How long a member may wait for its service to confirm it after a lost connection; None: it is not told."""
         return None
 
-    def commands(self, consumer: CommandedConsumer) -> Commands:
-        """Returns what carries out the operator commands that this membership, or `order_source`, delivers."""
+    def executor(self, consumer: CommandedConsumer) -> CommandExecutor:
+        """Returns what carries out the operator commands that this membership, or `command_source`, delivers."""
         return NoCommands()
 
     @property
@@ -137,7 +137,7 @@ class MembershipOptions:
         """Creates the membership, without any I/O."""
         raise NotImplementedError
 
-    def order_source(self, config: MembershipConfig, brokers: Any, security: Any) -> OrderSource | None:
+    def command_source(self, config: MembershipConfig, brokers: Any, security: Any) -> CommandSource | None:
         """Returns the topic that holds the operator commands; None if the membership delivers them itself."""
         return None
 

@@ -10,7 +10,7 @@ from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
 
 @dataclass(frozen=True)
-class RecordOrders:
+class RecordCommands:
     """The commands in effect. A new object replaces this one when an operator gives or withdraws a command."""
 
     paused: Partitions = NO_PARTITIONS
@@ -27,5 +27,5 @@ class RecordProcessor(Protocol):
     def refuses(self) -> frozenset[str]:
         """The kinds of operator commands that the processor cannot carry out."""
 
-    def order(self, orders: RecordOrders) -> None:
+    def command(self, commands: RecordCommands) -> None:
         """Replaces the operator commands."""

@@ -24,7 +24,7 @@ from allocator.core.text import whole_number
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.handlers.schemas import Masks
 from allocator.operate.dead_letters.letter import NO_MASKS, Letter, LetterFilter, Note, Settled, redriven
-from allocator.operate.group_orders import default_operator
+from allocator.operate.group_commands import default_operator
 from allocator.producer import NewRecord, TooLargeForTopic, TransactionalWriter, create_topic
 from allocator.types import Record, TopicPartition
 

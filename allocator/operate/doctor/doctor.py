@@ -19,12 +19,12 @@ from allocator.core.settings import DEFAULT
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.clusters import Clusters
 from allocator.operate.doctor.cluster import cluster_findings
+from allocator.operate.doctor.commands import command_findings
 from allocator.operate.doctor.finding import CHROOT_MISSING, COULD_NOT_LOOK, Finding, Fix, Severity
 from allocator.operate.doctor.fixes import apply
 from allocator.operate.doctor.members import DEFAULT_SESSION_S, leftover_findings, member_findings
 from allocator.operate.doctor.observation import Observation, observe
 from allocator.operate.doctor.offsets import offset_findings
-from allocator.operate.doctor.orders import order_findings
 from allocator.operate.shell_command import ShellCommand
 from allocator.protocols.zookeeper import NoChroot, ZooKeeperClient
 
@@ -153,7 +153,7 @@ def diagnose(
         found += member_findings(before, after, root, patience_s)
         found += offset_findings(before, after)
     if after.report is not None:
-        found += order_findings(after.report)
+        found += command_findings(after.report)
     found = [replace(each, command=_under(root, each.command)) for each in found]
     return sorted(found, key=lambda finding: (-finding.severity, finding.id, finding.where))
 

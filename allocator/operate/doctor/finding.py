@@ -29,7 +29,7 @@ class Severity(IntEnum):
 class Fix(NamedTuple):
     """A remedy that `allocator doctor --fix` executes. It changes neither an owner nor an offset."""
 
-    kind: Literal["orders", "groups", "chroot"]
+    kind: Literal["commands", "groups", "chroot"]
     text: str
     """The action in the imperative: "delete the empty znodes of 2 groups"."""
     names: tuple[str, ...]

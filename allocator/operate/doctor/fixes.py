@@ -10,10 +10,10 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 
-from allocator.commands import Order
-from allocator.errors import NoSuchOrder
+from allocator.commands import Command
+from allocator.errors import NoSuchCommand
 from allocator.operate.doctor.finding import Fix
-from allocator.protocols.zookeeper import NoZnode, Op, OrderStore, Paths, ZooKeeperClient, ZooKeeperError
+from allocator.protocols.zookeeper import CommandStore, NoZnode, Op, Paths, ZooKeeperClient, ZooKeeperError
 
 CLOCK_MS = 600_000  # commands expire by the leader's clock. Higher: tolerates a larger difference of clocks
 YOUNG_MS = 3_600_000  # a member that joins creates the znodes of its group just before its own znode
@@ -26,27 +26,27 @@ async def apply(
     if fix.kind == "chroot":
         return f"created the chroot {zookeeper.chroot}"  # `connect` has created it
     now_ms = int(clock() * 1000)
-    if fix.kind == "orders":
+    if fix.kind == "commands":
         assert group is not None
         return await _withdraw(zookeeper, Paths(root, group), fix.names, now_ms)
     return await _delete(zookeeper, root, fix.names, now_ms)
 
 
-def is_long_expired(order: Order, now_ms: int) -> bool:
+def is_long_expired(command: Command, now_ms: int) -> bool:
     """Returns whether the command has expired even if clocks differ by `CLOCK_MS`."""
-    return order.expired(now_ms - CLOCK_MS)
+    return command.expired(now_ms - CLOCK_MS)
 
 
 async def _withdraw(zk: ZooKeeperClient, paths: Paths, ids: Collection[str], now_ms: int) -> str:
-    store = OrderStore(zk, paths)
+    store = CommandStore(zk, paths)
     while True:
         entries = (await store.read()).entries
-        chosen = [order.id for order in entries if order.id in ids and is_long_expired(order, now_ms)]
+        chosen = [command.id for command in entries if command.id in ids and is_long_expired(command, now_ms)]
         if not chosen:
             return "the commands are withdrawn already"
         try:
             return f"withdrew {len(await store.remove(chosen, now_ms))} expired commands"
-        except NoSuchOrder:
+        except NoSuchCommand:
             pass  # an operator withdrew one at the same time
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from allocator.core.settings import DEFAULT
 from allocator.core.text import plain, shown
+from allocator.operate.doctor.commands import keeps_empty
 from allocator.operate.doctor.finding import COULD_NOT_LOOK, Finding, Fix, Severity, names
 from allocator.operate.doctor.observation import Observation
-from allocator.operate.doctor.orders import keeps_empty
 from allocator.operate.group_report import GroupState, clock_time
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, OLD_OWNERS
 from allocator.operate.liveness import member_names
@@ -436,8 +436,8 @@ def _is_steered(seen: Observation) -> bool:
     if seen.report is None:
         return False
     return any(
-        (each.order.kind != "budget" and each.state in ("kept", "waiting")) or keeps_empty(each, seen.report.state)
-        for each in seen.report.orders
+        (each.command.kind != "budget" and each.state in ("kept", "waiting")) or keeps_empty(each, seen.report.state)
+        for each in seen.report.commands
     )
 
 

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
         read_choice,
         same_cluster,
     )
+    from allocator.protocols.zookeeper.command_store import CommandStore
     from allocator.protocols.zookeeper.decision import preview
     from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
     from allocator.protocols.zookeeper.options import EnsembleOptions
-    from allocator.protocols.zookeeper.order_store import OrderStore
     from allocator.protocols.zookeeper.session import SessionMembership
     from allocator.protocols.zookeeper.steering import Budget, counting, members_named
     from allocator.protocols.zookeeper.znodes.documents import (
@@ -63,6 +63,7 @@ __all__ = [
     "Budget",
     "Claim",
     "ClusterChoice",
+    "CommandStore",
     "ConnectionLost",
     "EnsembleOptions",
     "EphemeralZnodes",
@@ -70,7 +71,6 @@ __all__ = [
     "NoChroot",
     "NoZnode",
     "Op",
-    "OrderStore",
     "Paths",
     "SessionMembership",
     "SessionState",
@@ -111,7 +111,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
             "decision": "preview",
             "membership": "ZooKeeperMembership ZooKeeperSettings",
             "options": "EnsembleOptions",
-            "order_store": "OrderStore",
+            "command_store": "CommandStore",
             "session": "SessionMembership",
             "steering": "Budget counting members_named",
             "znodes.documents": "AssignmentDocument Claim MemberInfo Paths in_join_order",

@@ -105,7 +105,7 @@ class Decider:
     def next(self, group: Snapshot, fresh: bool) -> AssignmentDocument | None:
         """Returns the document to write now, or None if the current one needs no change. `fresh`: the decision is
         new."""
-        document, alive, orders, decision = group.document, group.alive, group.orders, self._decision
+        document, alive, commands, decision = group.document, group.alive, group.commands, self._decision
         further = partial(advance, document, self._me, alive, group.claims)
         successor = further()
         if decision is None:
@@ -114,12 +114,12 @@ class Decider:
         # partitions
         if (fresh or self.later) and decision.target.keys() <= alive:
             settled = successor or document
-            allowance = orders.allowance(settled, alive, group.now_ms)
+            allowance = commands.allowance(settled, alive, group.now_ms)
             part, begun, self.later = decision.target, 0, 0
             if allowance is not None:
                 part, begun, self.later = portion(settled, decision.target, alive, allowance)
             if not _stands(part, decision, settled):
-                counted = begun and orders.budget.per_minute is not None
+                counted = begun and commands.budget.per_minute is not None
                 successor = further(
                     part,
                     strategy=decision.strategy,
@@ -130,16 +130,16 @@ class Decider:
                 )
         after = successor or document
         moving = f"{after.in_flight(alive)} partitions are on the move, {self.later} wait for their turn"
-        states = orders.states(group.members, after, decision.target, moving)
+        states = commands.states(group.members, after, decision.target, moving)
         moved = after.moved
         if any(when > group.now_ms for when, _ in moved):
             # written by a leader whose clock is ahead: as long as it is, these moves would use up the budget
             moved = after.recent_moves(group.now_ms)
-        if states == after.orders and moved == after.moved:
+        if states == after.commands and moved == after.moved:
             return successor
         if successor is None:
             after = document.but(leader=self._me, revision=document.revision + 1)
-        return after.but(orders=states, moved=moved)
+        return after.but(commands=states, moved=moved)
 
     async def _compute(self, group: Snapshot, uneven: bool) -> GroupDecision:
         members, counts, load = group.members, self._topics.counts, None
@@ -147,8 +147,8 @@ class Decider:
             if isinstance(assignor, LoadAssignor):
                 load = GroupLoad(await self._loads.read(members, assignor.source, counts), uneven, group.now_ms)
                 break
-        build, orders = self._surroundings.view, group.orders.counting
-        return await decide(members, counts, group.document, orders, self._assignors, build, load)
+        build, commands = self._surroundings.view, group.commands.counting
+        return await decide(members, counts, group.document, commands, self._assignors, build, load)
 
     def _inputs_of(self, group: Snapshot) -> tuple[object, ...]:
         """Returns the inputs of a decision. They stay equal when a member with a seat restarts."""
@@ -160,7 +160,7 @@ class Decider:
         return (
             tuple((seen, lasting(everybody[member])) for member, seen in ids.items()),
             tuple(sorted(self._topics.counts.items())),
-            [order for order in group.orders.counting if order.kind != "budget"],
+            [command for command in group.commands.counting if command.kind != "budget"],
             frozenset(map(ids.__getitem__, short)),
         )
 

@@ -26,14 +26,14 @@ from allocator.assignors import (
     resolve,
     steer,
 )
-from allocator.commands import Order, Orders
+from allocator.commands import Command, Commands
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import topic_pattern
 from allocator.core.text import shown
 from allocator.documents import SMALL_PARTITIONS
 from allocator.errors import AllocatorError
 from allocator.protocols.zookeeper.seats import away, standby, view_ids
-from allocator.protocols.zookeeper.steering import Budget, OrdersInForce, constraints_of
+from allocator.protocols.zookeeper.steering import Budget, CommandsInForce, constraints_of
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo
 from allocator.protocols.zookeeper.znodes.following import LoadHistory
 from allocator.protocols.zookeeper.znodes.load_reader import loads_of
@@ -92,7 +92,7 @@ async def decide(
     members: Mapping[str, MemberInfo],
     counts: Mapping[str, int],
     document: AssignmentDocument,
-    orders: Sequence[Order],
+    commands: Sequence[Command],
     assignors: Mapping[str, Assignor],
     build: ViewBuilder,
     load: GroupLoad | None = None,
@@ -129,7 +129,7 @@ async def decide(
     )
     owned = {ids[member]: parts for member, parts in document.owners.items() if member in ids}
     held = {ids[member]: parts for member, parts in document.assigned().items() if member in ids}
-    constraints = constraints_of(orders, everybody, missing).renamed(ids)
+    constraints = constraints_of(commands, everybody, missing).renamed(ids)
     size, history = sum(counts.values()), None
     if isinstance(assignor, LoadAssignor):
         load = load or GroupLoad()
@@ -177,7 +177,7 @@ class Preview:
 
     target: Mapping[str, Partitions]
     strategy: str
-    orders: Mapping[str, tuple[str, str]]
+    commands: Mapping[str, tuple[str, str]]
     """Command -> its state after the last move, and the reason."""
     budget: Budget
 
@@ -186,7 +186,7 @@ async def preview(
     members: Mapping[str, MemberInfo],
     counts: Mapping[str, int],
     document: AssignmentDocument,
-    orders: Orders,
+    commands: Commands,
     reports: Mapping[str, LoadReport],
     build: ViewBuilder,
     *,
@@ -201,7 +201,7 @@ async def preview(
     strategy, _ = choose([(member, info.strategies) for member, info in members.items()])
     function = resolve(strategy)
     load = GroupLoad(loads_of(reports, function.source), uneven, now_ms) if isinstance(function, LoadAssignor) else None
-    in_force = OrdersInForce.of(orders, members, document.orders, now_ms)
+    in_force = CommandsInForce.of(commands, members, document.commands, now_ms)
     decision = await decide(members, counts, document, in_force.counting, {strategy: function}, build, load)
     after = AssignmentDocument(owners={member: parts for member, parts in decision.target.items() if parts})
     return Preview(decision.target, strategy, in_force.states(members, after, decision.target), in_force.budget)

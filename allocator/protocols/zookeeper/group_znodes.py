@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from allocator.commands import Orders
+from allocator.commands import Commands
 from allocator.core.aio import wall_ms
 from allocator.documents import Counts, InflateBudget, InvalidZnode
 from allocator.protocols.zookeeper.client.client import ConnectionLost, Watched
-from allocator.protocols.zookeeper.order_store import OrderStore
+from allocator.protocols.zookeeper.command_store import CommandStore
 from allocator.protocols.zookeeper.plan import adopt
-from allocator.protocols.zookeeper.steering import OrdersInForce
+from allocator.protocols.zookeeper.steering import CommandsInForce
 from allocator.protocols.zookeeper.znodes.changes import MAX_STEPS, Changes, Step, difference
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, in_join_order
 from allocator.protocols.zookeeper.znodes.store import Store
@@ -49,7 +49,7 @@ class Snapshot:
     """The readable claims of the members that the document waits for."""
     left: frozenset[str]
     """The members that left for good and are still marked so; read only if a member has an instance id."""
-    orders: OrdersInForce
+    commands: CommandsInForce
     now_ms: int
     """When this was read, in milliseconds since the epoch."""
 
@@ -69,8 +69,8 @@ class GroupZnodes:
         self._names = Watched(store.member_names, self.poke)
         self._claim_names = Watched(store.claim_names, self.changed.set)
         self._left_names = Watched(store.left_names, self.poke)
-        self._orders = Watched(OrderStore(store.zk, store.paths).read, self.poke)
-        self._readable_orders = Orders()
+        self._commands = Watched(CommandStore(store.zk, store.paths).read, self.poke)
+        self._readable_commands = Commands()
         self._infos: dict[str, MemberInfo] = {}
         self._claims: dict[str, Watched[Claim | None]] = {}
         self._budget = InflateBudget.of_claims()
@@ -133,13 +133,15 @@ class GroupZnodes:
         if document.seats or any(info.instance_id is not None for info in members.values()):
             left = await self._left_names.get()
         try:
-            self._readable_orders = await self._orders.get()
+            self._readable_commands = await self._commands.get()
         except InvalidZnode as error:
             log.error("%s: the operator commands stay as they were: %s", self._store.paths.group, error)
         claims = await self._claims_of([member for member in document.waiting if member in alive])
         now_ms = wall_ms()
-        orders = OrdersInForce.of(self._readable_orders, members, document.orders, now_ms)
-        return Snapshot(document, version, rebuilt, miscounted, members, alive, claims, frozenset(left), orders, now_ms)
+        commands = CommandsInForce.of(self._readable_commands, members, document.commands, now_ms)
+        return Snapshot(
+            document, version, rebuilt, miscounted, members, alive, claims, frozenset(left), commands, now_ms
+        )
 
     async def write(self, document: AssignmentDocument, version: int) -> None:
         """Replaces the document if its znode still has `version`. Raises BadVersion or ZnodeExists otherwise; after any

@@ -173,7 +173,7 @@ class Leader:
             self._decider.forget()
             return False, None
         if successor is not None:
-            group.orders.log_changes(self._group, document.orders, successor.orders)
+            group.commands.log_changes(self._group, document.commands, successor.commands)
             await self._znodes.write(successor, stored.version)
         for member in stored.left - document.seats.keys():
             with contextlib.suppress(NoZnode):
@@ -191,8 +191,8 @@ class Leader:
     def _pause_s(self, group: Snapshot, document: AssignmentDocument) -> float | None:
         """Returns the seconds until a command expires, a budget allows more moves, a reservation ends, or the load is
         checked; None if none of these will happen."""
-        moments = [group.orders.known.next_expiry(group.now_ms)]
-        if self._decider.later and group.orders.budget.per_minute is not None:
+        moments = [group.commands.known.next_expiry(group.now_ms)]
+        if self._decider.later and group.commands.budget.per_minute is not None:
             moments += [when + MINUTE_MS for when, _ in document.recent_moves(group.now_ms)[:1]]
         # limits the delay, so that a clock that is set back does not delay the leader for hours
         delays_s = [min(max(at - group.now_ms, 0), MINUTE_MS) / 1000 for at in moments if at is not None]

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from allocator import __version__
 from allocator.assignors import REPORT_S, Assignor, Load, LoadReport
-from allocator.commands import KINDS, OrderKeeper, Orders
+from allocator.commands import KINDS, CommandKeeper, Commands
 from allocator.core.aio import TaskGroup, boot_clock, wait_for_event, wall_ms
 from allocator.core.membership import AssignmentListener, MemberSettings
 from allocator.core.settings import DEFAULT
@@ -46,8 +46,8 @@ from allocator.protocols.zookeeper.client.client import (
 )
 from allocator.protocols.zookeeper.client.ephemeral import EphemeralZnodes
 from allocator.protocols.zookeeper.cluster_choice import check_choice, choice_path
+from allocator.protocols.zookeeper.command_store import CommandStore
 from allocator.protocols.zookeeper.leader import Leader, LeaderSettings
-from allocator.protocols.zookeeper.order_store import OrderStore
 from allocator.protocols.zookeeper.seats import FEATURE, IN_USE
 from allocator.protocols.zookeeper.session import SessionMembership
 from allocator.protocols.zookeeper.steering import LEADERS_KINDS
@@ -65,7 +65,7 @@ from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
-ORDERS_AGAIN_S = 60.0  # how long a member waits before it reads unreadable commands again
+COMMANDS_AGAIN_S = 60.0  # how long a member waits before it reads unreadable commands again
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class ZooKeeperMembership(SessionMembership):
     - `load`: returns the load of partitions, for the functions that use it.
     - `measured`: returns the load of the partitions that this member owns. The member reports it to the group.
     - `followed`: called with each assignment once this member owns as much of it as it can for now.
-    - `ordered`: called with the operator commands at first, when they change, and when a command expires. None: this
-      member carries out no commands about records.
+    - `on_commands`: called with the operator commands at first, when they change, and when a command expires. None:
+      this member carries out no commands about records.
     - `expected`: called with (partitions, free) before this member gets the partitions. With `free`, no other member
       holds them, and none can get them unless this member's claim fails. So their committed offsets may be read.
       `assigned` follows if the claim succeeds; otherwise the call has no effect.
@@ -111,7 +111,7 @@ class ZooKeeperMembership(SessionMembership):
         load: Load | None = None,
         measured: Callable[[], LoadReport] | None = None,
         followed: Callable[[AssignmentDocument], None] | None = None,
-        ordered: Callable[[Orders, OrderKeeper], None] | None = None,
+        on_commands: Callable[[Commands, CommandKeeper], None] | None = None,
         expected: Callable[[Partitions, bool], None] | None = None,
         measures: Measures | None = None,
         clock: Callable[[], float] = boot_clock,
@@ -123,7 +123,7 @@ class ZooKeeperMembership(SessionMembership):
         )
         self._measured = measured
         self._followed = followed
-        self._ordered = ordered
+        self._on_commands = on_commands
         self._expected = expected
         self._info = MemberInfo(
             name=settings.name,
@@ -134,7 +134,7 @@ class ZooKeeperMembership(SessionMembership):
             rack=settings.rack,
             strategies=tuple(assignors),
             pid=os.getpid(),
-            orders=tuple(sorted(LEADERS_KINDS) if ordered is None else KINDS),
+            commands=tuple(sorted(LEADERS_KINDS) if on_commands is None else KINDS),
             instance_id=settings.instance_id if settings.restart_grace_s else None,
             restart_grace_s=settings.restart_grace_s,
             features=(FEATURE,),
@@ -208,8 +208,8 @@ class ZooKeeperMembership(SessionMembership):
 
     async def _take_part(self, scope: TaskGroup) -> None:
         scope.start(self._elect(), "election")
-        if self._ordered is not None:
-            scope.start(self._obey(self._ordered), "orders")
+        if self._on_commands is not None:
+            scope.start(self._obey(self._on_commands), "commands")
         if self._measured is not None:
             scope.start(self._report_load(self._measured), "load")
         await self._follow(scope)
@@ -247,28 +247,28 @@ class ZooKeeperMembership(SessionMembership):
 
     # -- commands --------------------------------------------------------------------------------------------------
 
-    async def _obey(self, ordered: Callable[[Orders, OrderKeeper], None]) -> None:
+    async def _obey(self, on_commands: Callable[[Commands, CommandKeeper], None]) -> None:
         """Passes the commands to the listener whenever their znode changes. One watch covers all commands."""
-        store, changed = OrderStore(self._zk, self._store.paths), asyncio.Event()
-        orders = Watched(store.read, changed.set)
+        store, changed = CommandStore(self._zk, self._store.paths), asyncio.Event()
+        commands = Watched(store.read, changed.set)
         wait_s: float | None = 0.0
         while True:
             await wait_for_event(changed, wait_s)
             changed.clear()
             wait_s = None
             try:
-                found = await orders.get()
+                found = await commands.get()
             except ConnectionLost:
                 wait_s = 0.05
             except (InvalidZnode, ZooKeeperError) as error:
                 log.error("%s: the operator commands stay as they were: %s", self._group, error)
-                wait_s = ORDERS_AGAIN_S
+                wait_s = COMMANDS_AGAIN_S
             else:
-                ordered(found, store)
+                on_commands(found, store)
                 now_ms = wall_ms()
                 expiry = found.next_expiry(now_ms)
                 # limits the delay, so that a clock that is set back does not delay the next check for hours
-                wait_s = None if expiry is None else min((expiry - now_ms) / 1000 + 0.001, ORDERS_AGAIN_S)
+                wait_s = None if expiry is None else min((expiry - now_ms) / 1000 + 0.001, COMMANDS_AGAIN_S)
 
     # -- load ----------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Optional
 
 from allocator.assignors import Assignor, LoadReport
-from allocator.commands import OperatorOrders
+from allocator.commands import OperatorCommands
 from allocator.core.consumer import (
     CommandedConsumer,
-    Commands,
+    CommandExecutor,
     Connections,
     Fault,
     MembershipConfig,
@@ -48,8 +48,8 @@ class EnsembleOptions(MembershipOptions):
     def confirms_within_s(self) -> float | None:
         return self.session_timeout_s
 
-    def commands(self, consumer: CommandedConsumer) -> Commands:
-        return OperatorOrders(consumer)
+    def executor(self, consumer: CommandedConsumer) -> CommandExecutor:
+        return OperatorCommands(consumer)
 
     def faults(self, config: MembershipConfig) -> Iterator[Fault]:
         if not self.zookeeper:
@@ -95,7 +95,7 @@ class EnsembleOptions(MembershipOptions):
             ),
             load=connections.load,
             measured=measured,
-            ordered=connections.ordered,
+            on_commands=connections.on_commands,
             expected=connections.expected,
             measures=connections.client.measures,
         )

@@ -33,7 +33,7 @@ def unaware(members: Mapping[str, MemberInfo]) -> list[str]:
 def lasting(info: MemberInfo) -> MemberInfo:
     """Returns the member's info without the process id and other fields that change when its process restarts."""
     return (
-        replace(info, pid=None, session_timeout_s=None, orders=(), features=(), version=None)
+        replace(info, pid=None, session_timeout_s=None, commands=(), features=(), version=None)
         if info.instance_id is not None
         else info
     )

@@ -23,9 +23,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from allocator.assignors import Constraints
-from allocator.commands import KINDS, Order, Orders
+from allocator.commands import KINDS, Command, Commands
 from allocator.core.text import partition_names, plain, some_of
-from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo, OrderState, sequence
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, CommandState, MemberInfo, sequence
 from allocator.protocols.zookeeper.znodes.member_names import member_name
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
@@ -44,9 +44,9 @@ class Budget:
     per_minute: int | None = None
 
     @classmethod
-    def of(cls, orders: Iterable[Order]) -> Budget:
+    def of(cls, commands: Iterable[Command]) -> Budget:
         """Returns the limits of the command `budget`; no limits if there is none."""
-        return next((cls(**order.arguments) for order in orders if order.kind == "budget"), cls())
+        return next((cls(**command.arguments) for command in commands if command.kind == "budget"), cls())
 
 
 def members_named(text: str, members: Infos) -> list[str]:
@@ -60,36 +60,38 @@ def members_named(text: str, members: Infos) -> list[str]:
 
 
 def counting(
-    orders: Iterable[Order], members: Infos, before: Mapping[str, OrderState]
-) -> tuple[list[Order], dict[str, OrderState]]:
+    commands: Iterable[Command], members: Infos, before: Mapping[str, CommandState]
+) -> tuple[list[Command], dict[str, CommandState]]:
     """Returns (the commands in effect, the states of the others).
 
-    `orders`: the unexpired commands of the kinds that the leader honours. `before`: the states in the current document.
+    `commands`: the unexpired ones of the kinds that the leader honours. `before`: the states in the current document.
     """
     count, pending = [], {}
-    for order in orders:
-        older = [member for member, info in members.items() if order.kind not in info.orders]
-        known = order.id in before and before[order.id].state != "pending"
+    for command in commands:
+        older = [member for member, info in members.items() if command.kind not in info.commands]
+        known = command.id in before and before[command.id].state != "pending"
         if older and not known:
             names = some_of([member_name(member, members[member]) for member in older])
-            pending[order.id] = OrderState("pending", f"it counts once these members of older versions left: {names}")
+            pending[command.id] = CommandState(
+                "pending", f"it counts once these members of older versions left: {names}"
+            )
         else:
-            count.append(order)
+            count.append(command)
     return count, pending
 
 
 @dataclass(frozen=True)
-class OrdersInForce:
+class CommandsInForce:
     """The commands that the leader honours at one moment."""
 
-    known: Orders
-    counting: list[Order]
+    known: Commands
+    counting: list[Command]
     """The commands in effect."""
-    pending: dict[str, OrderState]
+    pending: dict[str, CommandState]
     """The states of the other commands: some member's version does not know their kind."""
 
     @classmethod
-    def of(cls, known: Orders, members: Infos, before: Mapping[str, OrderState], now_ms: int) -> OrdersInForce:
+    def of(cls, known: Commands, members: Infos, before: Mapping[str, CommandState], now_ms: int) -> CommandsInForce:
         """Selects the commands in effect. `before`: the states in the current document."""
         return cls(known, *counting(known.in_force(now_ms, LEADERS_KINDS), members, before))
 
@@ -108,7 +110,7 @@ class OrdersInForce:
 
     def states(
         self, members: Infos, document: AssignmentDocument, goal: Mapping[str, Partitions], moving: str = ""
-    ) -> dict[str, OrderState]:
+    ) -> dict[str, CommandState]:
         """Returns the state of each command, by id.
 
         `document`: the current assignment. `goal`: the assignment that the leader aims at. `moving`: which moves a
@@ -117,27 +119,27 @@ class OrdersInForce:
         if not self.counting:  # saves `_Outcome`, which takes time for each partition
             return self.pending
         outcome = _Outcome(members, document, goal, self.counting)
-        kept = OrderState("kept", moving)
+        kept = CommandState("kept", moving)
         states = {each.id: kept if each.kind == "budget" else outcome.state(each) for each in self.counting}
         return {**states, **self.pending}
 
-    def log_changes(self, group: str, before: Mapping[str, OrderState], after: Mapping[str, OrderState]) -> None:
+    def log_changes(self, group: str, before: Mapping[str, CommandState], after: Mapping[str, CommandState]) -> None:
         """Logs the states that have changed."""
-        for order_id, found in after.items():
-            if before.get(order_id) != found:
-                order = self.known.find(order_id)
-                called = order_id if order is None else f"{order_id} ({order.kind}, by {order.who})"
+        for command_id, found in after.items():
+            if before.get(command_id) != found:
+                command = self.known.find(command_id)
+                called = command_id if command is None else f"{command_id} ({command.kind}, by {command.who})"
                 why = f": {found.why}" if found.why else ""
                 level = logging.WARNING if found.state in ("not kept", "pending") else logging.INFO
                 log.log(level, "%s: command %s is %s%s", group, plain(called), found.state, plain(why))
-        for order_id in before.keys() - after.keys():
-            log.info("%s: command %s no longer counts", group, plain(order_id))
+        for command_id in before.keys() - after.keys():
+            log.info("%s: command %s no longer counts", group, plain(command_id))
 
 
-def canaries_of(order: Order, members: Infos) -> list[str]:
+def canaries_of(command: Command, members: Infos) -> list[str]:
     """Returns the live members that a canary command limits."""
-    promoted = {member for text in order.arguments["promoted"] for member in members_named(text, members)}
-    known = set(order.arguments["known"])
+    promoted = {member for text in command.arguments["promoted"] for member in members_named(text, members)}
+    known = set(command.arguments["known"])
     return [
         member
         for member, info in members.items()
@@ -152,7 +154,7 @@ def members_at(place: Mapping[str, str], members: Infos) -> frozenset[str]:
     return frozenset(members_named(place["member"], members))
 
 
-def constraints_of(orders: Iterable[Order], members: Infos, absent: Collection[str] = ()) -> Constraints:
+def constraints_of(commands: Iterable[Command], members: Infos, absent: Collection[str] = ()) -> Constraints:
     """Returns the constraints that these commands put on an assignment to these members.
 
     `absent`: the members without a session. They keep their partitions but get no more, since these would wait for
@@ -164,22 +166,22 @@ def constraints_of(orders: Iterable[Order], members: Infos, absent: Collection[s
     canaries: dict[str, int] = {}
     pinned: dict[TopicPartition, frozenset[str]] = {}
     frozen = False
-    for order in orders:
-        given = order.arguments
-        if order.kind == "cordon":
+    for command in commands:
+        given = command.arguments
+        if command.kind == "cordon":
             cordoned.update(members_named(given["member"], members))
-        elif order.kind == "evacuate":
+        elif command.kind == "evacuate":
             evacuated.update(members_named(given["member"], members))
-        elif order.kind == "swap":
+        elif command.kind == "swap":
             old, new = (members_named(given[name], members) for name in ("old", "new"))
             # one member cannot replace two others, nor replace another while a third replaces it
             if len(old) == len(new) == 1 and old != new and not {*old, *new} & {*swapped, *swapped.values()}:
                 swapped[old[0]] = new[0]
-        elif order.kind == "pin":
-            pinned.update(dict.fromkeys(order.partitions, members_at(given["place"], members)))
-        elif order.kind == "canary":
-            canaries = dict.fromkeys(canaries_of(order, members), given["count"])
-        elif order.kind == "freeze":
+        elif command.kind == "pin":
+            pinned.update(dict.fromkeys(command.partitions, members_at(given["place"], members)))
+        elif command.kind == "canary":
+            canaries = dict.fromkeys(canaries_of(command, members), given["count"])
+        elif command.kind == "freeze":
             frozen = True
     # an evacuated member gets nothing, not even as the new member of a swap; an absent one gets it when it is back
     swapped = {old: new for old, new in swapped.items() if new not in evacuated and new not in absent}
@@ -199,16 +201,20 @@ def constraints_of(orders: Iterable[Order], members: Infos, absent: Collection[s
 
 class _Outcome:
     def __init__(
-        self, members: Infos, document: AssignmentDocument, goal: Mapping[str, Partitions], orders: Collection[Order]
+        self,
+        members: Infos,
+        document: AssignmentDocument,
+        goal: Mapping[str, Partitions],
+        commands: Collection[Command],
     ) -> None:
         self._members = members
         self._document = document
-        self._frozen = any(order.kind == "freeze" for order in orders)
+        self._frozen = any(command.kind == "freeze" for command in commands)
         self._evacuated = {
             member
-            for order in orders
-            if order.kind == "evacuate"
-            for member in members_named(order.arguments["member"], members)
+            for command in commands
+            if command.kind == "evacuate"
+            for member in members_named(command.arguments["member"], members)
         }
         self._goal = goal
         self._at: dict[TopicPartition, str] = {}
@@ -219,88 +225,88 @@ class _Outcome:
         self._to = {partition: member for member, partitions in goal.items() for partition in partitions}
         self._known = document.left_out.union(self._at, self._to)
 
-    def state(self, order: Order) -> OrderState:
-        return JUDGES[order.kind](self, order) if order.kind in JUDGES else OrderState("kept")
+    def state(self, command: Command) -> CommandState:
+        return JUDGES[command.kind](self, command) if command.kind in JUDGES else CommandState("kept")
 
     def _has(self, member: str) -> Partitions:
         entry = self._document.waiting.get(member)
         waiting = NO_PARTITIONS if entry is None else entry.partitions
         return self._document.owners.get(member, NO_PARTITIONS) | waiting
 
-    def _moving(self, partitions: Collection[TopicPartition], what: str) -> OrderState:
+    def _moving(self, partitions: Collection[TopicPartition], what: str) -> CommandState:
         held = "; the group is frozen" if self._frozen else ""
-        return OrderState("waiting", f"{len(partitions)} partitions {what}{held}")
+        return CommandState("waiting", f"{len(partitions)} partitions {what}{held}")
 
-    def _cordon(self, order: Order) -> OrderState:
-        named = members_named(order.arguments["member"], self._members)
+    def _cordon(self, command: Command) -> CommandState:
+        named = members_named(command.arguments["member"], self._members)
         if not named:
-            return OrderState("waiting", "no live member has this name")
+            return CommandState("waiting", "no live member has this name")
         has = frozenset().union(*map(self._has, named))
         gained = [p for p, member in self._to.items() if member in named and p not in has]
         if gained:
-            return OrderState("not kept", f"a command that comes first gives it {partition_names(gained)}")
-        return OrderState("kept")
+            return CommandState("not kept", f"a command that comes first gives it {partition_names(gained)}")
+        return CommandState("kept")
 
-    def _evacuate(self, order: Order) -> OrderState:
-        named = members_named(order.arguments["member"], self._members)
+    def _evacuate(self, command: Command) -> CommandState:
+        named = members_named(command.arguments["member"], self._members)
         if not named:
-            return OrderState("done", "no live member has this name")
+            return CommandState("done", "no live member has this name")
         return self._emptying(named, "it has no partitions", "no other member may have")
 
-    def _emptying(self, members: Collection[str], done: str, stuck_because: str) -> OrderState:
+    def _emptying(self, members: Collection[str], done: str, stuck_because: str) -> CommandState:
         left = NO_PARTITIONS.union(*map(self._has, members))
         stuck = [p for p in left if self._to.get(p) in members]
         if not left:
-            return OrderState("done", done)
+            return CommandState("done", done)
         if stuck and not self._frozen:
-            return OrderState("not kept", f"{stuck_because} {partition_names(stuck)}")
+            return CommandState("not kept", f"{stuck_because} {partition_names(stuck)}")
         return self._moving(left, "are left to move")
 
-    def _swap(self, order: Order) -> OrderState:
-        old, new = (members_named(order.arguments[name], self._members) for name in ("old", "new"))
+    def _swap(self, command: Command) -> CommandState:
+        old, new = (members_named(command.arguments[name], self._members) for name in ("old", "new"))
         for which, found in (("old", old), ("new", new)):
             if len(found) > 1:
-                return OrderState("not kept", f"{which} names {len(found)} members")
+                return CommandState("not kept", f"{which} names {len(found)} members")
         if not new:
-            return OrderState("waiting", "the new member has not joined")
+            return CommandState("waiting", "the new member has not joined")
         if not old:
-            return OrderState("done", "the old member has left")
+            return CommandState("done", "the old member has left")
         if new[0] in self._evacuated and self._has(old[0]):
-            return OrderState("not kept", "the new member is being evacuated")
+            return CommandState("not kept", "the new member is being evacuated")
         return self._emptying(old, "the old member has no partitions", "the new member may not have")
 
-    def _pin(self, order: Order) -> OrderState:
-        there = members_at(order.arguments["place"], self._members)
+    def _pin(self, command: Command) -> CommandState:
+        there = members_at(command.arguments["place"], self._members)
         if not there:
-            return OrderState("not kept", "no live member is there; the partitions are with others")
-        wrong = [p for p in order.partitions if p in self._to and self._to[p] not in there]
-        moving = [p for p in order.partitions if p in self._at and self._at[p] not in there]
+            return CommandState("not kept", "no live member is there; the partitions are with others")
+        wrong = [p for p in command.partitions if p in self._to and self._to[p] not in there]
+        moving = [p for p in command.partitions if p in self._at and self._at[p] not in there]
         if moving and (self._frozen or not wrong):
             return self._moving(moving, "are elsewhere")
         if wrong:
-            return OrderState("not kept", f"no live member there can take {partition_names(wrong)}")
-        unknown = order.partitions - self._known if self._to else NO_PARTITIONS
+            return CommandState("not kept", f"no live member there can take {partition_names(wrong)}")
+        unknown = command.partitions - self._known if self._to else NO_PARTITIONS
         if unknown:
-            state = "waiting" if unknown == order.partitions else "kept"
-            return OrderState(state, f"the group has no partition {partition_names(unknown)}")
-        return OrderState("kept")
+            state = "waiting" if unknown == command.partitions else "kept"
+            return CommandState(state, f"the group has no partition {partition_names(unknown)}")
+        return CommandState("kept")
 
-    def _canary(self, order: Order) -> OrderState:
-        canaries, count = canaries_of(order, self._members), order.arguments["count"]
+    def _canary(self, command: Command) -> CommandState:
+        canaries, count = canaries_of(command, self._members), command.arguments["count"]
         if not canaries:
-            return OrderState("kept", "no new member has joined")
+            return CommandState("kept", "no new member has joined")
         wrong = [each for each in canaries if len(self._goal.get(each, ())) != count]
         moving = [each for each in canaries if len(self._document.owners.get(each, ())) != count]
         names = some_of([member_name(each, self._members[each]) for each in canaries])
         if wrong and not self._frozen:
             several = some_of([member_name(each, self._members[each]) for each in wrong])
-            return OrderState("not kept", f"these cannot have exactly {count} partitions: {several}")
+            return CommandState("not kept", f"these cannot have exactly {count} partitions: {several}")
         if moving:
-            return OrderState("waiting", f"new members: {names}" + ("; the group is frozen" if self._frozen else ""))
-        return OrderState("kept", f"new members: {names}")
+            return CommandState("waiting", f"new members: {names}" + ("; the group is frozen" if self._frozen else ""))
+        return CommandState("kept", f"new members: {names}")
 
 
-JUDGES: dict[str, Callable[[_Outcome, Order], OrderState]] = {
+JUDGES: dict[str, Callable[[_Outcome, Command], CommandState]] = {
     "cordon": _Outcome._cordon,
     "evacuate": _Outcome._evacuate,
     "swap": _Outcome._swap,

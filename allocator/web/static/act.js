@@ -3,8 +3,8 @@
 import { capital, change, choice, credentials, field, offers, openDialog, opener, statusLine } from "./requests.js";
 import { element } from "./dom.js";
 import { plural, whole } from "./format.js";
-import { orderForm } from "./order_form.js";
-import { words as argumentsOf } from "./orders.js";
+import { commandForm } from "./command_form.js";
+import { words as argumentsOf } from "./commands.js";
 import { moved, said } from "./plan.js";
 import { state } from "./state.js";
 import { Table } from "./table.js";
@@ -118,20 +118,20 @@ export const groupActions = () => {
 };
 
 // Adds a command to the leader; `preset` has known arguments, such as the member
-export const openOrder = (kind, preset = {}) => {
-  const name = state.group.group, form = orderForm(state.group, preset), reason = element("input", { name: "order-why", maxlength: "1000" });
-  const hours = element("input", { name: "order-hours", type: "number", min: "0", step: "any", placeholder: "no end" }), { node: result, twice } = statusLine();
+export const openCommand = (kind, preset = {}) => {
+  const name = state.group.group, form = commandForm(state.group, preset), reason = element("input", { name: "command-why", maxlength: "1000" });
+  const hours = element("input", { name: "command-hours", type: "number", min: "0", step: "any", placeholder: "no end" }), { node: result, twice } = statusLine();
   let given = null;
   openDialog(`${capital(kind)} ${preset.member ?? name}`, [
     credentials(), element("p", { class: "muted" }, `The command ${kind} ${form.says(kind)}.`), ...form.fields(kind), field("Why", reason), field("Hours", hours, "without a number it stays in force until it is withdrawn"),
     twice(capital(kind), `Yes, ${kind}`, async () => {
-      given = { ...form.order(kind), why: reason.value, ...(hours.value ? { hours: Number(hours.value) } : {}) };
-      const { plan } = await change(name, "orders/preview", given);
+      given = { ...form.command(kind), why: reason.value, ...(hours.value ? { hours: Number(hours.value) } : {}) };
+      const { plan } = await change(name, "commands/preview", given);
       return `${argumentsOf(given) || "The whole group"}: ${[moved(plan), ...said(plan)].join(" ")} ${hours.value ? `It ends after ${hours.value} h.` : "It stays in force until it is withdrawn."}`;
-    }, async () => { const done = await change(name, "orders/put", given); return `Command ${done.order} is added${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The leader executes it; the summary shows its state.`; }), result]);
+    }, async () => { const done = await change(name, "commands/put", given); return `Command ${done.command} is added${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The leader executes it; the summary shows its state.`; }), result]);
 };
-export const openWithdrawal = (order) => {
+export const openWithdrawal = (command) => {
   const name = state.group.group, { node: result, twice } = statusLine();
-  openDialog(`Withdraw ${order.kind}`, [credentials(), element("p", { class: "muted" }, `${order.kind} ${argumentsOf(order)}, by ${order.who}${order.why ? `: ${order.why}` : ""}`),
-    twice("Withdraw", `Yes, withdraw ${order.kind}`, () => "The command ends for all that it is about.", async () => { await change(name, "orders/remove", { ids: [order.id] }); return "Withdrawn."; }), result]);
+  openDialog(`Withdraw ${command.kind}`, [credentials(), element("p", { class: "muted" }, `${command.kind} ${argumentsOf(command)}, by ${command.who}${command.why ? `: ${command.why}` : ""}`),
+    twice("Withdraw", `Yes, withdraw ${command.kind}`, () => "The command ends for all that it is about.", async () => { await change(name, "commands/remove", { ids: [command.id] }); return "Withdrawn."; }), result]);
 };

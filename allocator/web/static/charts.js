@@ -104,4 +104,4 @@ export const timeline = (box, rebalances, since, now, href, events = []) => {
   picture.append(svg("text", { x: 0, y: height - 2 }, moment(from)), svg("text", { x: width, y: height - 2, "text-anchor": "end" }, "now"));
   box.replaceChildren(picture);
 };
-export const MARKS = { fault: "✕", order: "▲", deployment: "◆", outage: "▬" };
+export const MARKS = { fault: "✕", command: "▲", deployment: "◆", outage: "▬" };

@@ -8,7 +8,7 @@ import { findings } from "./findings.js";
 import { age, number, rate, span, whole } from "./format.js";
 import { imbalance } from "./load.js";
 import { map } from "./map.js";
-import { orders } from "./orders.js";
+import { commands } from "./commands.js";
 import { figures, owner, panel, phaseBadge, section, to } from "./parts.js";
 import { cells, inKafka, knownNow, marks, now, source, state } from "./state.js";
 import { Table } from "./table.js";
@@ -56,7 +56,7 @@ function lagOfMember(member) { return state.lag ? state.lag.members[member.id] ?
 const MARKS_OF = { cordon: "cordoned", evacuate: "evacuated" };
 function commanded(member) {
   const called = [member.id, member.name, member.client_id, member.name.split("@")[0]];
-  return [...new Set(state.orders.filter((order) => order.kind in MARKS_OF && ["kept", "waiting", "done"].includes(order.state) && called.includes(order.arguments.member)).map((order) => MARKS_OF[order.kind]))];
+  return [...new Set(state.commands.filter((command) => command.kind in MARKS_OF && ["kept", "waiting", "done"].includes(command.state) && called.includes(command.arguments.member)).map((command) => MARKS_OF[command.kind]))];
 }
 export function notes(member) { return [
   member.gone && "its znode is deleted, its claim exists", member.refused && "refused", member.releasing && `releases ${member.releasing}`,
@@ -73,10 +73,10 @@ export const groupFigures = (group) => {
 };
 
 const RANGES = [[1, "1 hour"], [6, "6 hours"], [24, "1 day"], [168, "7 days"], [720, "30 days"]];
-const LEGEND = [["fault", "a member crashed"], ["order", "a change by a user"], ["deployment", "a deployment"], ["outage", "a cluster did not respond"]].map(([kind, words]) => element("span", {}, element("b", { class: `mark ${kind}` }, MARKS[kind]), words));
+const LEGEND = [["fault", "a member crashed"], ["command", "a change by a user"], ["deployment", "a deployment"], ["outage", "a cluster did not respond"]].map(([kind, words]) => element("span", {}, element("b", { class: `mark ${kind}` }, MARKS[kind]), words));
 
 export const summary = (route, query) => {
-  const ordered = orders(), uneven = element("div");
+  const commanded = commands(), uneven = element("div");
   const found = findings(route.group), grids = map(() => state.topics, query);
   const numbers = element("div", { id: "figures" });
   const members = new Table({ id: "members", label: "Members", columns: MEMBERS, key: (m) => m.id, empty: "No members." });
@@ -92,7 +92,7 @@ export const summary = (route, query) => {
     new Chart("Throughput", [{ key: "consumed", label: "committed", kind: "a" }, { key: "produced", label: "written", kind: "b" }], "/s"),
     new Chart("Commits", [{ key: "commits", label: "partitions", kind: "a" }], "/s"),
   ];
-  for (const part of [found, ordered]) part.node.dataset.from = "zookeeper"; // grey while the cluster does not respond
+  for (const part of [found, commanded]) part.node.dataset.from = "zookeeper"; // grey while the cluster does not respond
   const strip = element("div", { id: "timeline" }), none = element("p", { class: "muted" }), legend = element("p", { class: "legend" }, ...LEGEND), all = link(to("rebalances"), "All rebalances");
   const drawings = element("div", { id: "charts", class: "charts", "data-from": "kafka" }, ...charts.map((chart) => chart.figure)), unmeasured = element("p", { class: "muted" }, "No measurement yet.");
   // the stream has the last hour; longer periods come from the history file
@@ -117,7 +117,7 @@ export const summary = (route, query) => {
     element("div", { class: "columns", "data-from": "zookeeper" },
       panel("Owners", [grids.chooser], grids.node),
       panel("Members", [members.nothing, members.sorters], uneven, members.node)),
-    ordered.node,
+    commanded.node,
     panel("Rebalances", [none, element("span", { class: "spacer" }), buttons, all], strip, legend),
     panel("Over time", [unmeasured], drawings));
   const shown = () => past ?? { points: state.points, rebalances: state.rebalances, events: state.events };
@@ -133,13 +133,13 @@ export const summary = (route, query) => {
   const update = (kind) => {
     if (!state.group) return;
     if (["group", "lag", "overview", "all"].includes(kind)) numbers.replaceChildren(groupFigures(state.group));
-    if (["group", "lag", "loads", "orders", "all"].includes(kind)) { members.use(state.loads ? WITH_LOAD : MEMBERS); scale(members.node); members.show(state.group.members); grids.update(); uneven.replaceChildren(imbalance()); }
+    if (["group", "lag", "loads", "commands", "all"].includes(kind)) { members.use(state.loads ? WITH_LOAD : MEMBERS); scale(members.node); members.show(state.group.members); grids.update(); uneven.replaceChildren(imbalance()); }
     if (["findings", "all"].includes(kind)) found.update(state.findings);
-    if (["orders", "all"].includes(kind)) ordered.update();
+    if (["commands", "all"].includes(kind)) commanded.update();
     if (["rebalances", "series", "events", "resize", "all"].includes(kind)) { history(); drawCharts(); }
     if (kind === "resize") { grids.draw(); }
   };
   if (range > 1) loadPast();
   const ticking = setInterval(() => { if (state.group && !document.hidden) { history(); uneven.replaceChildren(imbalance()); } }, 5000);
-  return { node: body, update, close: () => { members.close(); ordered.close(); clearInterval(ticking); state.only = null; }, title: () => `${state.group?.problems ? "(!) " : ""}${route.group}` };
+  return { node: body, update, close: () => { members.close(); commanded.close(); clearInterval(ticking); state.only = null; }, title: () => `${state.group?.problems ? "(!) " : ""}${route.group}` };
 };

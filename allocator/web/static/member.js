@@ -2,9 +2,9 @@
 
 import { element, link } from "./dom.js";
 import { age, ago, moment, number, rate, span, whole } from "./format.js";
-import { openOrder } from "./act.js";
+import { openCommand } from "./act.js";
 import { notes } from "./group.js";
-import { leads } from "./orders.js";
+import { leads } from "./commands.js";
 import { capital, opener } from "./requests.js";
 import { map } from "./map.js";
 import { partitionTable } from "./partitions.js";
@@ -34,7 +34,7 @@ const shares = (name) => state.rebalances.map((each) => {
 
 export const member = (route, query) => {
   const id = route.item, mine = (cell) => cell.owner === id || cell.to === id;
-  const title = element("h2", { tabindex: "-1", class: "owner" }), acts = element("div", { class: "acts" }, ...["cordon", "evacuate", "swap"].map((kind) => opener(`${capital(kind)}…`, () => openOrder(kind, { member: nameOf(id) })))), about = element("div"), gone = element("p", { class: "empty", hidden: true });
+  const title = element("h2", { tabindex: "-1", class: "owner" }), acts = element("div", { class: "acts" }, ...["cordon", "evacuate", "swap"].map((kind) => opener(`${capital(kind)}…`, () => openCommand(kind, { member: nameOf(id) })))), about = element("div"), gone = element("p", { class: "empty", hidden: true });
   const facts = element("dl", { class: "facts" });
   const grids = map(() => state.topics, query), table = partitionTable(route, query, mine, "Partitions of the member");
   const history = new Table({ id: "shares", label: "What it got and lost", columns: HISTORY, key: (r) => r.id, sort: "-when", empty: "Nothing that this server knows." });

@@ -37,7 +37,7 @@ const connect = () => {
   };
   const on = (kind, take) => source.addEventListener(kind, (event) => { state.heard = now(); take(JSON.parse(event.data)); head?.update(); view?.update(kind); });
   on("clock", (value) => { state.hello = value; state.skew = value.now - Date.now() / 1000; });
-  on("orders", (value) => { state.orders = value; });
+  on("commands", (value) => { state.commands = value; });
   on("events", (value) => { state.events = value; });
   on("overview", (value) => { state.overview = value; showLink(); });
   on("group", (value) => { learn(value); get("missing").hidden = true; get("view").hidden = false; showTitle(); });

@@ -3,8 +3,8 @@
 import { capital, offers, opener } from "./requests.js";
 import { badge, element, link } from "./dom.js";
 import { ago, number, plural, rate, span, whole } from "./format.js";
-import { KIND, inForce, leads, ordersOn, short } from "./orders.js";
-import { KINDS, openInForce, openPartitionOrder, ordersChanged } from "./partition_orders.js";
+import { KIND, inForce, leads, commandsOn, short } from "./commands.js";
+import { KINDS, openInForce, openPartitionCommand, commandsChanged } from "./partition_commands.js";
 import { choice, field, owner, search, to } from "./parts.js";
 import { matches } from "./rows.js";
 import { called, cells, nameOf, now, partitionRows, state } from "./state.js";
@@ -23,23 +23,23 @@ const COLUMNS = [
   { key: "fence", head: "fence", width: 130, numeric: true, value: (r) => r.fence, text: (r) => (r.fence === null ? "unknown" : `${r.fence_exact ? "" : "at most "}${whole(r.fence)}`), hint: "the fencing token of the owner: a sink refuses writes with a smaller one" },
 ];
 // the operator commands about the partitions, each a button that shows them, and a button for each kind of command
-const kinds = () => (offers("orders/put") ? Object.keys(KINDS).filter((kind) => kind !== "pin" || leads()) : []);
-const acts = (kinds, cells, title, look) => kinds.map((kind) => opener(`${capital(kind)}…`, () => openPartitionOrder(kind, cells()), { class: look, "aria-label": `${capital(kind)} ${title}` }));
-const standing = (row) => ordersOn(row.topic, row.number).filter(inForce);
+const kinds = () => (offers("commands/put") ? Object.keys(KINDS).filter((kind) => kind !== "pin" || leads()) : []);
+const acts = (kinds, cells, title, look) => kinds.map((kind) => opener(`${capital(kind)}…`, () => openPartitionCommand(kind, cells()), { class: look, "aria-label": `${capital(kind)} ${title}` }));
+const standing = (row) => commandsOn(row.topic, row.number).filter(inForce);
 const ROW = ["pause", "seek", "pin"];
-const ORDERS = {
-  key: "orders", head: "commands", width: 290, value: (r) => ordersOn(r.topic, r.number).length || null, text: (r) => `${ordersOn(r.topic, r.number).map((each) => `${short(each)} ${each.state}`).join(", ")} ${kinds().join(" ")}`,
+const COMMANDS = {
+  key: "commands", head: "commands", width: 290, value: (r) => commandsOn(r.topic, r.number).length || null, text: (r) => `${commandsOn(r.topic, r.number).map((each) => `${short(each)} ${each.state}`).join(", ")} ${kinds().join(" ")}`,
   cell: (r) => {
-    const known = ordersOn(r.topic, r.number), title = `${r.topic}:${r.number}`;
+    const known = commandsOn(r.topic, r.number), title = `${r.topic}:${r.number}`;
     const marks = known.filter(inForce).map((each) => badge(short(each), KIND[each.state] === "bad" ? "bad" : "busy")), some = kinds();
     const look = known.length && some.length ? [opener(marks.length ? marks : "done", () => openInForce([r.cell]), { class: "quiet", "aria-label": `Commands about ${title}` })] : marks;
     return [...look, ...acts(some.filter((kind) => ROW.includes(kind) && !known.some((each) => each.kind === kind && inForce(each))), () => [r.cell], title, "quiet")];
   },
 };
-const SHOW = [["", "all"], ["lagging", "with lag"], ["unowned", "without an owner"], ["moving", "moving"], ["moved", "moved last"], ["unknown", "lag unknown"], ["retired", "not subscribed"], ["ordered", "with commands"]];
+const SHOW = [["", "all"], ["lagging", "with lag"], ["unowned", "without an owner"], ["moving", "moving"], ["moved", "moved last"], ["unknown", "lag unknown"], ["retired", "not subscribed"], ["commanded", "with commands"]];
 const KEPT = {
   lagging: (r) => r.lag > 0, unowned: (r) => r.cell.unowned, moving: (r) => r.cell.to !== null, moved: (r) => r.cell.moved,
-  unknown: (r) => r.lag === null && !r.cell.retired, retired: (r) => r.cell.retired, ordered: (r) => standing(r).length > 0,
+  unknown: (r) => r.lag === null && !r.cell.retired, retired: (r) => r.cell.retired, commanded: (r) => standing(r).length > 0,
 };
 
 // `chosen(cell)` returns whether the table shows a partition
@@ -53,7 +53,7 @@ export const partitionTable = (route, query, chosen, label, id = "partitions") =
     field("Show", choice("show", SHOW, route.query.show ?? "", (value) => change({ show: value }))), count, about);
   const update = () => {
     if (!state.group) return;
-    const columns = offers("orders/put") || state.orders.some((each) => each.arguments.partitions) ? [...COLUMNS.slice(0, 2), ORDERS, ...COLUMNS.slice(2)] : COLUMNS;
+    const columns = offers("commands/put") || state.commands.some((each) => each.arguments.partitions) ? [...COLUMNS.slice(0, 2), COMMANDS, ...COLUMNS.slice(2)] : COLUMNS;
     if (table.columns.length !== columns.length) { table.columns = columns; if (table.shown) table.layout(); }
     const rows = partitionRows(cells().filter(chosen)), { q = "", show = "" } = route.query;
     table.show(rows.filter((r) => (!show || KEPT[show]?.(r)) && (!q || matches(`${r.topic}:${r.number} ${r.owner === null ? "" : nameOf(r.owner)}`, q))));
@@ -62,7 +62,7 @@ export const partitionTable = (route, query, chosen, label, id = "partitions") =
     const these = table.rows.length === 1 ? "this partition" : `these ${plural(table.rows.length, "partition")}`;
     about.setAttribute("aria-label", `Commands about ${these}`);
     if (about.childElementCount !== kinds().length + 1) about.replaceChildren(...acts(kinds(), chosenCells, "the partitions below"), opener("In force…", () => openInForce(chosenCells())));
-    ordersChanged();
+    commandsChanged();
   };
   return { node: element("div", { "data-from": "kafka" }, filters, table.node), update, close: () => table.close() };
 };

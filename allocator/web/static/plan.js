@@ -5,8 +5,8 @@ import { element } from "./dom.js";
 import { flow } from "./flow.js";
 import { number, plural, span, whole } from "./format.js";
 import { bars, ratio, unevenness } from "./load.js";
-import { orderForm } from "./order_form.js";
-import { words as argumentsOf } from "./orders.js";
+import { commandForm } from "./command_form.js";
+import { words as argumentsOf } from "./commands.js";
 import { figures, section } from "./parts.js";
 import { looks, state } from "./state.js";
 import { Table } from "./table.js";
@@ -18,12 +18,12 @@ export const moved = (plan) => {
   return `${plural(plan.moves.length, "partition")} would move; each has a standstill of about ${span(each)} and the time of its handler${failed === null ? "" : `, those of failed members for up to ${span(failed)} more`}${whole_s > each ? `; the last one has moved after about ${span(whole_s)}` : ""}.`;
 };
 // the states of commands that have no effect, or none yet
-export const said = (plan) => plan.orders.filter((each) => !["kept", "done", "given"].includes(each.state)).map((each) => `Command ${each.kind} ${argumentsOf(each)} is ${each.state}${each.state_why ? `: ${each.state_why}` : ""}.`);
+export const said = (plan) => plan.commands.filter((each) => !["kept", "done", "given"].includes(each.state)).map((each) => `Command ${each.kind} ${argumentsOf(each)} is ${each.state}${each.state_why ? `: ${each.state_why}` : ""}.`);
 // Returns the hypothetical changes and commands of a plan as the body of the request
 export const request = (items) => {
   const body = {};
   for (const item of items) {
-    if (item.order) body.orders = [...(body.orders ?? []), item.order];
+    if (item.command) body.commands = [...(body.commands ?? []), item.command];
     else if (item.what === "function") body.function = item.text;
     else body[item.what] = [...(body[item.what] ?? []), item.text];
   }
@@ -38,8 +38,8 @@ const SAYS = {
   remove: (text) => `${text} leaves`, fail: (text) => `${text} crashes`, fail_rack: (text) => `all members of rack ${text} crash`, weight: (text) => `weight ${text}`, rack: (text) => `rack ${text}`,
   partitions: (text) => `partitions ${text}`, function: (text) => `allocator function ${text}`,
 };
-const says = (item) => (item.order ? `command ${item.order.kind} ${argumentsOf(item.order)}` : SAYS[item.what](item.text));
-const valid = (items) => Array.isArray(items) && items.every((item) => item && (item.order ? typeof item.order.kind === "string" && typeof item.order.arguments === "object" : item.what in SAYS && typeof item.text === "string"));
+const says = (item) => (item.command ? `command ${item.command.kind} ${argumentsOf(item.command)}` : SAYS[item.what](item.text));
+const valid = (items) => Array.isArray(items) && items.every((item) => item && (item.command ? typeof item.command.kind === "string" && typeof item.command.arguments === "object" : item.what in SAYS && typeof item.text === "string"));
 const remembered = (text) => { try { const found = JSON.parse(text ?? "[]"); return valid(found) ? found : []; } catch { return []; } };
 
 const MEMBERS = [
@@ -69,7 +69,7 @@ export const plan = (route, query) => {
   // -- hypothetical changes --------------------------------------------------------------------------------------
   const text = (name, hint) => element("input", { name, placeholder: hint, spellcheck: "false" });
   const build = (group) => {
-    form = orderForm(group);
+    form = commandForm(group);
     const names = group.members.map((each) => [each.name, each.name]), racks = [...new Set(group.members.map((each) => each.rack).filter(Boolean))].map((each) => [each, each]);
     const member = choice("plan-member", names), rack = choice("plan-rack", racks), name = text("plan-name", "new-worker"), other = text("plan-new-rack", "rack");
     const weight = element("input", { name: "plan-weight", type: "number", min: "0", step: "any", value: "1" }), topic = choice("plan-topic", group.topics.map((each) => [each.topic, each.topic]));
@@ -89,13 +89,13 @@ export const plan = (route, query) => {
     };
     const what = element("select", { name: "plan-what" },
       element("optgroup", { label: "Suppose that" }, ...Object.entries(SUPPOSE).map(([key, [words]]) => element("option", { value: key }, words))),
-      element("optgroup", { label: "Commands" }, ...form.kinds.map(([kind, words]) => element("option", { value: `order:${kind}` }, `${kind}: ${words}`))));
-    const ordered = () => (what.value.startsWith("order:") ? what.value.slice(6) : null);
-    const pick = () => details.replaceChildren(...(ordered() ? form.fields(ordered()) : SUPPOSE[what.value][2]()));
+      element("optgroup", { label: "Commands" }, ...form.kinds.map(([kind, words]) => element("option", { value: `command:${kind}` }, `${kind}: ${words}`))));
+    const commanded = () => (what.value.startsWith("command:") ? what.value.slice(8) : null);
+    const pick = () => details.replaceChildren(...(commanded() ? form.fields(commanded()) : SUPPOSE[what.value][2]()));
     what.addEventListener("change", pick); pick();
     kinds.replaceChildren(field("What changes", what));
     const add = () => {
-      try { items = [...items.filter((each) => !(each.what === "function" && what.value === "function")), ordered() ? { order: form.order(ordered()) } : { what: what.value, text: SUPPOSE[what.value][1]() }]; } catch (error) { fail(error); return; }
+      try { items = [...items.filter((each) => !(each.what === "function" && what.value === "function")), commanded() ? { command: form.command(commanded()) } : { what: what.value, text: SUPPOSE[what.value][1]() }]; } catch (error) { fail(error); return; }
       changed();
     };
     inputs.replaceChildren(kinds, details, element("button", { type: "button", onclick: add }, "Add to the plan"));
@@ -104,7 +104,7 @@ export const plan = (route, query) => {
     query({ what: items.length ? JSON.stringify(items) : "" });
     shown = null; result.hidden = true; line.textContent = "";
     listed.replaceChildren(...items.map((item) => element("li", {}, says(item), " ", element("button", { type: "button", class: "quiet", "aria-label": `Remove: ${says(item)}`, onclick: () => { items = items.filter((each) => each !== item); changed(); compute.focus(); } }, "Remove"))));
-    apply.hidden = !items.length || !items.every((item) => item.order);
+    apply.hidden = !items.length || !items.every((item) => item.command);
   };
 
   // -- the result ------------------------------------------------------------------------------------------------

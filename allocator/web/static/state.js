@@ -8,7 +8,7 @@ export const looks = new Looks();
 export const state = { route: null, overview: null, skew: 0, hello: null, connected: false, lost: null, heard: null };
 
 // Forgets one group before another is shown
-export const clear = () => Object.assign(state, { group: null, topics: [], members: new Map(), departed: {}, lag: null, loads: null, rebalances: [], events: [], orders: [], findings: null, points: [], offsets: null, only: null, held: null, cursor: null, missing: false });
+export const clear = () => Object.assign(state, { group: null, topics: [], members: new Map(), departed: {}, lag: null, loads: null, rebalances: [], events: [], commands: [], findings: null, points: [], offsets: null, only: null, held: null, cursor: null, missing: false });
 clear();
 
 // The time by the clock of the server
@@ -50,7 +50,7 @@ export const called = (id) => (state.members.has(id) ? `${looks.of(id).tag} ${na
 export const marks = (events = state.events, rebalances = state.rebalances) => [
   ...events.map((each) => ({ at: each.at, kind: each.kind, text: `${each.text}${each.who ? ` (${each.who})` : ""}` })),
   // operator commands from elsewhere; those that this page added are events already
-  ...state.orders.filter((order) => !events.some((each) => each.kind === "order" && Math.abs(each.at - order.at) < 5)).map((order) => ({ at: order.at, kind: "order", text: `${order.kind} (${order.who})` })),
+  ...state.commands.filter((command) => !events.some((each) => each.kind === "command" && Math.abs(each.at - command.at) < 5)).map((command) => ({ at: command.at, kind: "command", text: `${command.kind} (${command.who})` })),
   ...rebalances.filter((each) => each.why.some((why) => why.startsWith("crashed"))).map((each) => ({ at: each.began, kind: "fault", text: each.why.join("; ") })),
 ];
 

@@ -6,7 +6,7 @@
     <root>/<group>/claims/<name>   ephemeral             pieces of a claim that is too large for one znode
     <root>/<group>/assignment      persistent            zlib(JSON): which member may hold what; by compare-and-set
     <root>/<group>/shards/<name>   persistent            pieces of an assignment that is too large for one znode
-    <root>/<group>/orders          persistent            JSON: the operator commands (`orders`); by compare-and-set
+    <root>/<group>/orders          persistent            JSON: the operator commands (`commands`); by compare-and-set
     <root>/<group>/left/<id>       persistent, empty     that member does not come back; the leader deletes it
     <root>/<group>/loads/<id>      ephemeral             zlib(JSON): the load of that member's partitions
 
@@ -64,7 +64,7 @@ class Paths:
         self.root, self.group = root, group
         self.base = base = f"{root}/{group}"
         self.members, self.claims, self.assignment = f"{base}/members", f"{base}/claims", f"{base}/assignment"
-        self.shards, self.orders = f"{base}/shards", f"{base}/orders"
+        self.shards, self.commands = f"{base}/shards", f"{base}/orders"
         self.left, self.loads = f"{base}/left", f"{base}/loads"
 
     def member(self, member: str) -> str:
@@ -111,7 +111,7 @@ class MemberInfo:
     """Process id. It and `session_timeout_s` are None if the member's version does not write them."""
     session_timeout_s: float | None = None
     """Seconds of silence after which ZooKeeper declares the member dead."""
-    orders: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
     """The kinds of commands that the member knows; none if its version has no commands."""
     instance_id: str | None = None
     """The member's name, which stays the same over restarts; None if its partitions are not reserved."""
@@ -145,6 +145,7 @@ class MemberInfo:
 
     def to_json(self) -> dict[str, Any]:
         found = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(self).items()}
+        found["orders"] = found.pop("commands")
         instance = [found.pop("instance_id"), found.pop("restart_grace_s")]
         return {**found, "instance": instance} if self.instance_id is not None else found
 
@@ -161,7 +162,7 @@ class MemberInfo:
             strategies=tuple(check_texts(path, "strategies", doc.get("strategies"))),
             pid=optional(check_number, path, doc, "pid"),
             session_timeout_s=optional(check_real, path, doc, "session_timeout_s"),
-            orders=tuple(check_texts(path, "orders", doc.get("orders", []))),
+            commands=tuple(check_texts(path, "orders", doc.get("orders", []))),
             instance_id=None if instance_id is None else check_text(path, "instance", instance_id),
             restart_grace_s=check_real(path, "restart_grace_s", grace_s, 0, MAX_GRACE_S, zero=True),
             features=tuple(check_texts(path, "features", doc.get("features", []))),
@@ -235,7 +236,7 @@ class Waiting:
     partitions: Partitions
 
 
-class OrderState(NamedTuple):
+class CommandState(NamedTuple):
     """The state of a command, written by the leader."""
 
     state: str
@@ -265,7 +266,7 @@ class AssignmentDocument:
     left_out: Partitions = NO_PARTITIONS
     """Partitions that the allocator function or a command leaves without an owner. Only the leader and observers read
     this field, `orders`, `moved`, `load_history` and `seats`."""
-    orders: Mapping[str, OrderState] = field(default_factory=dict)
+    commands: Mapping[str, CommandState] = field(default_factory=dict)
     """The states of the commands that the leader knows, by id."""
     moved: tuple[tuple[int, int], ...] = ()
     """(milliseconds since the epoch, partitions taken from live owners), for the last minute. Kept only while a command
@@ -315,7 +316,7 @@ class AssignmentDocument:
         rare = {
             "writes": self.writes,
             "left_out": to_ranges(self.left_out),
-            "orders": {order: list(found) for order, found in sorted(self.orders.items())},
+            "orders": {command: list(found) for command, found in sorted(self.commands.items())},
             "moved": [list(entry) for entry in self.moved],
             "load": _history_to_json(self.load_history),
             **_seats_to_json(self.seats),
@@ -368,7 +369,7 @@ class AssignmentDocument:
             waiting={m: Waiting(check_number(path, "since", e[0]), from_ranges(e[1])) for m, e in entries("waiting")},
             refused={m: check_text(path, "refused", why) for m, why in entries("refused")},
             left_out=from_ranges(left_out),
-            orders=_order_states(path, rest.get("orders", {})),
+            commands=_command_states(path, rest.get("orders", {})),
             moved=_moved(path, rest.get("moved", [])),
             load_history=_history_from_json(path, rest.get("load", [0, 0, []]), counts),
             seats=_seats_from_json(path, rest),
@@ -381,10 +382,10 @@ class AssignmentDocument:
         return replace(self, **changes)
 
 
-def _order_states(path: str, value: object) -> dict[str, OrderState]:
+def _command_states(path: str, value: object) -> dict[str, CommandState]:
     return {
-        order: OrderState(*check_texts(path, "state of an order", entry, 2))
-        for order, entry in check_mapping(path, "orders", value).items()
+        command: CommandState(*check_texts(path, "state of a command", entry, 2))
+        for command, entry in check_mapping(path, "orders", value).items()
     }
 
 

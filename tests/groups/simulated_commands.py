@@ -1,11 +1,11 @@
-"""Orders in a simulated group, and invariants of each document while they apply."""
+"""Commands in a simulated group, and invariants of each document while they apply."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from allocator.commands.orders import Order, Orders
+from allocator.commands.command import Command, Commands
 from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.protocols.zookeeper.client.client import Op
 from allocator.protocols.zookeeper.steering import LEADERS_KINDS, members_named
@@ -21,16 +21,16 @@ AT_ONCE, PER_MINUTE = 2, 6
 MINUTE_MS = 60_000
 
 
-class OrdersOfGroup:
-    """Writes orders as an operator does. After each document it checks the orders that the leader had noted before."""
+class CommandsOfGroup:
+    """Writes commands as an operator does. After each document it checks those that the leader had noted before."""
 
     def __init__(self, world: Simulation) -> None:
         self.world = world
-        self.orders = Orders()
+        self.commands = Commands()
         self.moves: list[tuple[int, int]] = []
         """(time, number of partitions that left a live owner), for each document."""
         self.noted: dict[str, int] = {}
-        """The time when a document first named each order."""
+        """The time when a document first named each command."""
         self._number = 0
 
     @property
@@ -43,26 +43,26 @@ class OrdersOfGroup:
     # -- the operator --------------------------------------------------------------------------------------------
 
     def put(self, kind: str, name: str, seconds: float) -> None:
-        """Orders `kind` about the member with the client id `name`, for so many seconds (0: without end)."""
+        """Gives the command `kind` about the member with the client id `name`, for so many seconds (0: without end)."""
         self._number += 1
-        order = Order.make(
+        command = Command.make(
             kind,
             self._arguments(kind, name),
             who="operator",
             now_ms=self.now_ms,
             expires=self.now_ms + int(seconds * 1000) if seconds else None,
         )
-        self._write(self.orders.put(replace(order, id=f"o-{self._number:08x}"), self.now_ms))
+        self._write(self.commands.put(replace(command, id=f"o-{self._number:08x}"), self.now_ms))
 
     def withdraw(self) -> None:
-        self._write(Orders())
+        self._write(Commands())
 
-    def _write(self, orders: Orders) -> None:
+    def _write(self, commands: Commands) -> None:
         znodes = self.world.ensemble.znodes
         if BASE in znodes:
-            self.orders = orders
+            self.commands = commands
             kind = "set" if f"{BASE}/orders" in znodes else "create"
-            self.world.ensemble.commit([Op(kind, f"{BASE}/orders", orders.encode())], self.world.ensemble.open(1e9))
+            self.world.ensemble.commit([Op(kind, f"{BASE}/orders", commands.encode())], self.world.ensemble.open(1e9))
 
     def _arguments(self, kind: str, name: str) -> dict[str, Any]:
         other = next((each for each in reversed(self.world.faults.alive()) if each != name), name)
@@ -92,9 +92,9 @@ class OrdersOfGroup:
         return dict(sorted(found.items(), key=lambda each: each[0][-10:]))
 
     def check(self, last: AssignmentDocument, document: AssignmentDocument) -> None:
-        """A leader may ignore an order that it has not read yet, or that has expired."""
-        for order_id in document.orders:
-            self.noted.setdefault(order_id, self.now_ms)
+        """A leader may ignore a command that it has not read yet, or that has expired."""
+        for command_id in document.commands:
+            self.noted.setdefault(command_id, self.now_ms)
         members = self.members()
         left = {
             member: parts - document.owners.get(member, NO_PARTITIONS)
@@ -102,12 +102,12 @@ class OrdersOfGroup:
             if member in members
         }
         noted = [
-            order
-            for order in self.orders.in_force(self.now_ms, LEADERS_KINDS)
-            if order.id in last.orders and order.id in document.orders
+            command
+            for command in self.commands.in_force(self.now_ms, LEADERS_KINDS)
+            if command.id in last.commands and command.id in document.commands
         ]
-        for order in noted:
-            self._check(order, last, document, members, left)
+        for command in noted:
+            self._check(command, last, document, members, left)
         self.moves.append((self.now_ms, sum(map(len, left.values()))))
 
     def forget(self) -> None:
@@ -116,44 +116,44 @@ class OrdersOfGroup:
 
     def _check(
         self,
-        order: Order,
+        command: Command,
         last: AssignmentDocument,
         document: AssignmentDocument,
         members: dict[str, MemberInfo],
         left: dict[str, Partitions],
     ) -> None:
-        if order.kind == "freeze" and any(left.values()):
+        if command.kind == "freeze" and any(left.values()):
             self.world.broken(f"{left} left their owners while the group is frozen")
-        if order.kind == "budget":
+        if command.kind == "budget":
             before, after = (
                 sum(len(entry.partitions) for member, entry in each.waiting.items() if member in members)
                 for each in (last, document)
             )
             if after > max(before, AT_ONCE):
                 self.world.broken(f"{after} partitions are on the move, {AT_ONCE} may be")
-            since_ms = max(self.noted[order.id], self.now_ms - MINUTE_MS + 1)
+            since_ms = max(self.noted[command.id], self.now_ms - MINUTE_MS + 1)
             recent = sum(number for when, number in self.moves if when > since_ms) + sum(map(len, left.values()))
             if any(left.values()) and recent > PER_MINUTE:
                 self.world.broken(f"{recent} partitions left their owners within a minute, {PER_MINUTE} may")
-        if order.kind in ("cordon", "evacuate"):
-            for member in set(members_named(order.arguments["member"], members)) - self._substitutes(members):
+        if command.kind in ("cordon", "evacuate"):
+            for member in set(members_named(command.arguments["member"], members)) - self._substitutes(members):
                 had = _has(last, member)
                 gained = document.owners.get(member, NO_PARTITIONS) - had
                 if gained and any(free in document.owners for free in self._free(members)):
-                    self.world.broken(f"{member} gains {sorted(gained)} under the order {order.kind}")
+                    self.world.broken(f"{member} gains {sorted(gained)} under the command {command.kind}")
 
     def _substitutes(self, members: dict[str, MemberInfo]) -> set[str]:
         """Members that take the place of another, which comes before a cordon."""
-        swaps = [order.arguments for order in self.orders.entries if order.kind == "swap"]
+        swaps = [command.arguments for command in self.commands.entries if command.kind == "swap"]
         return {member for swap in swaps for member in members_named(swap["new"], members)}
 
     def _free(self, members: dict[str, MemberInfo]) -> set[str]:
-        """Members without an order about them."""
+        """Members without a command about them."""
         about: set[str] = set()
-        for order in self.orders.entries:
-            for name in (order.arguments.get(key) for key in ("member", "old", "new")):
+        for command in self.commands.entries:
+            for name in (command.arguments.get(key) for key in ("member", "old", "new")):
                 about.update(members_named(name, members) if isinstance(name, str) else ())
-            if order.kind == "canary":
+            if command.kind == "canary":
                 about |= members.keys()
         return members.keys() - about
 

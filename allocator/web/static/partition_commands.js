@@ -1,11 +1,11 @@
 // The dialogs for operator commands about some partitions: those in force, and one of each kind that adds a command.
 
 import { capital, change, choice, credentials, field, openDialog, statusLine } from "./requests.js";
-import { openOrder, sum } from "./act.js";
+import { openCommand, sum } from "./act.js";
 import { element } from "./dom.js";
 import { ago, number, plural, ranges, whole } from "./format.js";
-import { partitionsOf } from "./order_form.js";
-import { ordersOn, words } from "./orders.js";
+import { partitionsOf } from "./command_form.js";
+import { commandsOn, words } from "./commands.js";
 import { now, state } from "./state.js";
 import { Table } from "./table.js";
 
@@ -52,27 +52,27 @@ const ROWS = [
 
 let refresh = null;
 // Called by the table of partitions when commands may have changed
-export const ordersChanged = () => refresh?.();
+export const commandsChanged = () => refresh?.();
 const titled = (cells) => (cells.length === 1 ? `${cells[0].topic}:${cells[0].number}` : plural(cells.length, "partition"));
 
 // The commands in force about the partitions
 export const openInForce = (cells) => {
   const name = state.group.group, { node: result, twice, button } = statusLine(), about = argumentsOf(cells);
   const standing = element("div");
-  const found = () => [...new Set(cells.flatMap((cell) => ordersOn(cell.topic, cell.number)))];
-  const mine = (order) => argumentsOf(cells.filter((cell) => ordersOn(cell.topic, cell.number).includes(order)));
-  const takeBack = (order) => {
-    if (order.state === "done") return null;
-    if (!(order.kind in ENDS)) return button(`Withdraw ${order.kind}`, "", async () => { await change(name, "orders/remove", { ids: [order.id] }); return "Withdrawn."; });
-    const partitions = mine(order), body = { kind: order.kind, arguments: { partitions, ...(order.kind === "skip" ? { offset: order.arguments.offset } : {}) } };
-    const says = `${called(partitions)}: ${ENDS[order.kind]}${called(order.arguments.partitions) === called(partitions) ? "" : " The command stays for its other partitions."}`;
-    return twice(`Withdraw ${order.kind}`, `Yes, withdraw ${order.kind}`, () => says, async () => { await change(name, "orders/withdraw", body); return "Withdrawn."; });
+  const found = () => [...new Set(cells.flatMap((cell) => commandsOn(cell.topic, cell.number)))];
+  const mine = (command) => argumentsOf(cells.filter((cell) => commandsOn(cell.topic, cell.number).includes(command)));
+  const takeBack = (command) => {
+    if (command.state === "done") return null;
+    if (!(command.kind in ENDS)) return button(`Withdraw ${command.kind}`, "", async () => { await change(name, "commands/remove", { ids: [command.id] }); return "Withdrawn."; });
+    const partitions = mine(command), body = { kind: command.kind, arguments: { partitions, ...(command.kind === "skip" ? { offset: command.arguments.offset } : {}) } };
+    const says = `${called(partitions)}: ${ENDS[command.kind]}${called(command.arguments.partitions) === called(partitions) ? "" : " The command stays for its other partitions."}`;
+    return twice(`Withdraw ${command.kind}`, `Yes, withdraw ${command.kind}`, () => says, async () => { await change(name, "commands/withdraw", body); return "Withdrawn."; });
   };
   // the result of a seek names the former positions, so another seek can undo it
-  const backTo = (order) => order.results.flatMap((result) => {
+  const backTo = (command) => command.results.flatMap((result) => {
     const was = / from (\d+)$/.exec(result.what)?.[1], partitions = Object.fromEntries(Object.entries(result.partitions).filter(([topic]) => topic in about));
     if (was === undefined || !Object.keys(partitions).length) return [];
-    return [twice(`Seek ${called(partitions)} back to ${was}`, "Yes, seek back", () => `${called(partitions)}: ${result.what}. Its owner will continue at ${was}.`, async () => { await change(name, "orders/put", { kind: "seek", arguments: { partitions, to: was }, why: `back from ${order.text}` }); return "Command added."; })];
+    return [twice(`Seek ${called(partitions)} back to ${was}`, "Yes, seek back", () => `${called(partitions)}: ${result.what}. Its owner will continue at ${was}.`, async () => { await change(name, "commands/put", { kind: "seek", arguments: { partitions, to: was }, why: `back from ${command.text}` }); return "Command added."; })];
   });
   let drawn = null;
   const draw = () => {
@@ -80,9 +80,9 @@ export const openInForce = (cells) => {
     if (key === drawn) return;
     const held = standing.contains(document.activeElement);
     drawn = key;
-    standing.replaceChildren(...(all.length ? all.map((order) => element("div", { class: "row" },
-      element("span", {}, element("b", {}, order.kind), ` ${words(order)}, by ${order.who} ${ago(order.at, now())}${order.why ? `: ${order.why}` : ""} (${order.state}${order.state_why ? `: ${order.state_why}` : ""})`),
-      takeBack(order), ...backTo(order))) : [element("p", { class: "muted" }, "No command about them.")]));
+    standing.replaceChildren(...(all.length ? all.map((command) => element("div", { class: "row" },
+      element("span", {}, element("b", {}, command.kind), ` ${words(command)}, by ${command.who} ${ago(command.at, now())}${command.why ? `: ${command.why}` : ""} (${command.state}${command.state_why ? `: ${command.state_why}` : ""})`),
+      takeBack(command), ...backTo(command))) : [element("p", { class: "muted" }, "No command about them.")]));
     if (held) (standing.querySelector("button") ?? close).focus();
   };
   refresh = draw; draw();
@@ -90,8 +90,8 @@ export const openInForce = (cells) => {
 };
 
 // Adds a command of one kind about the partitions
-export const openPartitionOrder = (kind, cells) => {
-  if (kind === "pin") { openOrder(kind, { partitions: called(argumentsOf(cells)) }); return; }
+export const openPartitionCommand = (kind, cells) => {
+  if (kind === "pin") { openCommand(kind, { partitions: called(argumentsOf(cells)) }); return; }
   const name = state.group.group, { node: result, twice } = statusLine();
   const which = element("input", { name: "record-partitions", value: called(argumentsOf(cells)), spellcheck: "false" });
   const offset = element("input", { type: "number", name: "record-offset", min: "0", step: "1", value: "" });
@@ -114,14 +114,14 @@ export const openPartitionOrder = (kind, cells) => {
   let given = null;
   const says = async () => {
     given = { kind, arguments: { partitions: partitionsOf(which.value), ...(kind === "skip" ? { offset: at() } : kind === "seek" ? { to: target() } : {}) } };
-    const seen = await change(name, "orders/preview", given);
+    const seen = await change(name, "commands/preview", given);
     given = { ...given, why: why.value, ...(hours.value ? { hours: Number(hours.value) } : {}), ...(seen.creates ? { create: true } : {}) };
     shown.replaceChildren(table.node);
     table.show(seen.partitions);
-    return [effect(kind, seen.partitions, given.arguments.offset), seen.order.state === "pending" && `It has no effect yet: ${seen.order.state_why}.`,
+    return [effect(kind, seen.partitions, given.arguments.offset), seen.command.state === "pending" && `It has no effect yet: ${seen.command.state_why}.`,
       hours.value ? `It ends after ${hours.value} h.` : kind === "seek" ? "It is executed once." : "It stays in force until it is withdrawn.", seen.creates && `It creates the topic ${seen.creates}, which stores the commands of this group.`].filter(Boolean).join(" ");
   };
-  const give = twice(capital(kind), `Yes, ${kind}`, says, async () => { const done = await change(name, "orders/put", given); shown.replaceChildren(); return `Command ${done.order} is added${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The table of partitions shows it.`; });
+  const give = twice(capital(kind), `Yes, ${kind}`, says, async () => { const done = await change(name, "commands/put", given); shown.replaceChildren(); return `Command ${done.command} is added${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The table of partitions shows it.`; });
   openDialog(`${capital(kind)} ${titled(cells)}`, [
     credentials(), element("p", { class: "muted" }, `${capital(KINDS[kind])}.`), field("Partitions", which), fields, field("Why", why), field("Hours", hours, "without a number it stays in force until it is withdrawn"), shown, give, result,
   ], { close: () => table.close() });

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from allocator.cli.commands import main
-from allocator.cli.orders import parse_expiry
+from allocator.cli.operator_commands import parse_expiry
 from allocator.errors import ConfigError
 from allocator.operate import parse_partitions
 from allocator.types import TopicPartition

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Optional
 
-from allocator.commands import Order, OrderResult, Orders
+from allocator.commands import Command, CommandResult, Commands
 from allocator.protocols.zookeeper.client.client import BadVersion, Watch, ZnodeExists, ZooKeeperClient, retrying
 from allocator.protocols.zookeeper.znodes.documents import Paths
 from allocator.protocols.zookeeper.znodes.store import read_of_others
@@ -19,7 +19,7 @@ from allocator.protocols.zookeeper.znodes.store import read_of_others
 WRITE_S = 10.0
 
 
-class OrderStore:
+class CommandStore:
     """Reads and writes the commands of one group.
 
     A `watch` is called once, when the commands may have changed; `Watched(store.read, changed)` renews it.
@@ -29,53 +29,53 @@ class OrderStore:
         self._zk = zk
         self.paths = paths
 
-    async def read(self, watch: Optional[Watch] = None) -> Orders:
+    async def read(self, watch: Optional[Watch] = None) -> Commands:
         """Returns the current commands, or no commands if the znode does not exist. Raises InvalidZnode."""
         return (await self._read(watch))[0]
 
-    async def put(self, order: Order, now_ms: int) -> Orders:
+    async def put(self, command: Command, now_ms: int) -> Commands:
         """Writes one command, which replaces an earlier one with the same subject. Returns all commands.
 
         Raises ConfigError for too many commands or results, InvalidZnode if the znode is not readable, and NoZnode if
         the group does not exist.
         """
-        return await self._change(lambda orders: orders.put(order, now_ms), with_room=True)
+        return await self._change(lambda commands: commands.put(command, now_ms), with_room=True)
 
-    async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
-        """Removes commands and returns the removed ones. If one id does not exist, raises NoSuchOrder and
+    async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Command, ...]:
+        """Removes commands and returns the removed ones. If one id does not exist, raises NoSuchCommand and
         removes none."""
-        removed: list[Order] = []
+        removed: list[Command] = []
 
-        def change(orders: Orders) -> Orders:
-            found = {order_id: orders.find(order_id) for order_id in ids}
-            missing = [order_id for order_id, order in found.items() if order is None]
+        def change(commands: Commands) -> Commands:
+            found = {command_id: commands.find(command_id) for command_id in ids}
+            missing = [command_id for command_id, command in found.items() if command is None]
             if missing and not removed:  # otherwise an earlier attempt, whose response was lost, removed them
-                raise orders.lacking(self.paths.group, missing)
-            removed[:] = [order for order in found.values() if order is not None] or removed
-            return orders.without(ids, now_ms)
+                raise commands.lacking(self.paths.group, missing)
+            removed[:] = [command for command in found.values() if command is not None] or removed
+            return commands.without(ids, now_ms)
 
         await self._change(change)
         return tuple(removed)
 
-    async def add_results(self, order_id: str, results: Collection[OrderResult]) -> Orders:
+    async def add_results(self, command_id: str, results: Collection[CommandResult]) -> Commands:
         """Adds a member's results to a command that is carried out once. Does nothing if the command was removed."""
 
-        def change(orders: Orders) -> Orders:
-            return orders.with_results(order_id, results)
+        def change(commands: Commands) -> Commands:
+            return commands.with_results(command_id, results)
 
         return await self._change(change)
 
-    async def _read(self, watch: Optional[Watch]) -> tuple[Orders, int]:
-        found = await read_of_others(self._zk, self.paths.orders, watch)
+    async def _read(self, watch: Optional[Watch]) -> tuple[Commands, int]:
+        found = await read_of_others(self._zk, self.paths.commands, watch)
         if found is None:
-            return Orders(), -1
+            return Commands(), -1
         data, stat = found
-        return Orders.decode(self.paths.orders, data), stat.version
+        return Commands.decode(self.paths.commands, data), stat.version
 
-    async def _change(self, change: Callable[[Orders], Orders], *, with_room: bool = False) -> Orders:
+    async def _change(self, change: Callable[[Commands], Commands], *, with_room: bool = False) -> Commands:
         """Applies `change` by compare-and-set. `change` is called again if another process wrote in the meantime."""
 
-        async def write() -> Orders:
+        async def write() -> Commands:
             while True:
                 before, version = await self._read(None)
                 after = change(before)
@@ -86,9 +86,9 @@ class OrderStore:
                     if version < 0:
                         # the members may have other credentials than the operator
                         await self._zk.use_acl_of(self.paths.base)
-                        await self._zk.create(self.paths.orders, data)
+                        await self._zk.create(self.paths.commands, data)
                     else:
-                        await self._zk.set(self.paths.orders, data, version)
+                        await self._zk.set(self.paths.commands, data, version)
                 except (BadVersion, ZnodeExists):
                     continue
                 return after

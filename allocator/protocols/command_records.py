@@ -22,19 +22,19 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any, Optional
 
-from allocator.commands import Order, OrderResult, Orders
+from allocator.commands import Command, CommandResult, Commands
 from allocator.documents import InflateBudget, InvalidZnode, to_ranges
 from allocator.errors import ConfigError
 
-ORDER_KEY = re.compile(rb"o-[0-9a-f]{8,32}\Z")
+COMMAND_KEY = re.compile(rb"o-[0-9a-f]{8,32}\Z")
 RESULT_KEY = re.compile(rb"result/(o-[0-9a-f]{8,32})/[0-9a-f]{16}\Z")
-MAX_BYTES = 4 * Orders.MAX_BYTES  # total size of all values. Higher: more memory; lower: fewer commands and results
+MAX_BYTES = 4 * Commands.MAX_BYTES  # total size of all values. Higher: more memory; lower: fewer commands and results
 
 Entry = tuple[bytes, Optional[bytes]]
 """Key and value of a record to write."""
 
 
-class OrderRecords:
+class CommandRecords:
     """Keeps the last record of each key, and decodes the operator commands from them."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class OrderRecords:
     def add(self, key: Optional[bytes], value: Optional[bytes]) -> bool:
         """Adds the next record. Returns whether the record can change the commands. Never raises, even for invalid
         records."""
-        if key is None or not (ORDER_KEY.match(key) or RESULT_KEY.match(key)):
+        if key is None or not (COMMAND_KEY.match(key) or RESULT_KEY.match(key)):
             return False
         self._bytes -= len(self._last.pop(key, b""))
         if value is not None and self._bytes + len(value) <= MAX_BYTES:
@@ -54,59 +54,61 @@ class OrderRecords:
         return True
 
     @property
-    def orders(self) -> Orders:
+    def commands(self) -> Commands:
         return self._decoded()[0]
 
-    def change(self, after: Orders) -> list[Entry]:
+    def change(self, after: Commands) -> list[Entry]:
         """Returns the records that change the stored commands to `after`, which has no new results.
 
         These also withdraw the records that have no effect, oldest first. Otherwise a replaced command would take
         effect again when its replacement is withdrawn. Raises ConfigError if the commands take too many bytes.
         """
         before, readable = self._decoded()
-        kept = {order.id.encode() for order in after.entries}
-        known = {order.id: Orders.encode_entry(order) for order in before.entries}
-        wanted = {order.id: Orders.encode_entry(order) for order in after.entries}
-        new = [(order_id.encode(), data) for order_id, data in wanted.items() if known.get(order_id) != data]
+        kept = {command.id.encode() for command in after.entries}
+        known = {command.id: Commands.encode_entry(command) for command in before.entries}
+        wanted = {command.id: Commands.encode_entry(command) for command in after.entries}
+        new = [(command_id.encode(), data) for command_id, data in wanted.items() if known.get(command_id) != data]
         size = self._bytes + sum(len(data) for _, data in new)
         if size > MAX_BYTES // 2 and new:
             raise ConfigError(
                 f"the operator commands of the group would take {size} bytes, more than {MAX_BYTES // 2}; remove some "
                 "first, or give partitions as ranges"
             )
-        return [*new, *((key, None) for key in self._last if key in readable and _order_id(key) not in kept)]
+        return [*new, *((key, None) for key in self._last if key in readable and _command_id(key) not in kept)]
 
-    def _decoded(self) -> tuple[Orders, frozenset[bytes]]:
+    def _decoded(self) -> tuple[Commands, frozenset[bytes]]:
         """Returns the commands, and the keys of the records that this version can read."""
         readable, budget = set[bytes](), InflateBudget()
-        by_subject: dict[str, Order] = {}
-        results: defaultdict[str, list[OrderResult]] = defaultdict(list)
+        by_subject: dict[str, Command] = {}
+        results: defaultdict[str, list[CommandResult]] = defaultdict(list)
         for key in sorted(self._last, key=lambda each: bool(RESULT_KEY.match(each))):  # commands before results
-            kind: Any = OrderResult if RESULT_KEY.match(key) else Order
+            kind: Any = CommandResult if RESULT_KEY.match(key) else Command
             try:
-                entry = Orders.decode_entry(kind, key.decode(), self._last[key], budget)
+                entry = Commands.decode_entry(kind, key.decode(), self._last[key], budget)
             except InvalidZnode:
                 continue
-            if isinstance(entry, OrderResult):
-                results[_order_id(key).decode()].append(entry)
+            if isinstance(entry, CommandResult):
+                results[_command_id(key).decode()].append(entry)
             elif entry.id.encode() != key or (
-                by_subject.pop(entry.subject, None) is None and len(by_subject) >= Orders.MAX_ENTRIES
+                by_subject.pop(entry.subject, None) is None and len(by_subject) >= Commands.MAX_ENTRIES
             ):
                 continue
             else:
                 by_subject[entry.subject] = entry
             readable.add(key)
-        orders = [replace(each, results=tuple(results[each.id][: Orders.MAX_RESULTS])) for each in by_subject.values()]
-        return Orders(tuple(orders)), frozenset(readable)
+        commands = [
+            replace(each, results=tuple(results[each.id][: Commands.MAX_RESULTS])) for each in by_subject.values()
+        ]
+        return Commands(tuple(commands)), frozenset(readable)
 
 
-def result_record(order_id: str, result: OrderResult) -> Entry:
+def result_record(command_id: str, result: CommandResult) -> Entry:
     """Returns the record with a member's result. Its key depends on the command and the partitions."""
     ranges = json.dumps(to_ranges(result.partitions), sort_keys=True).encode()
     digest = hashlib.sha256(ranges).hexdigest()[:16]
-    return f"result/{order_id}/{digest}".encode(), Orders.encode_entry(result)
+    return f"result/{command_id}/{digest}".encode(), Commands.encode_entry(result)
 
 
-def _order_id(key: bytes) -> bytes:
+def _command_id(key: bytes) -> bytes:
     found = RESULT_KEY.match(key)
     return key if found is None else found[1]

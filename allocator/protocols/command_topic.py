@@ -14,15 +14,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from allocator.commands import Order, OrderResult, Orders
+from allocator.commands import Command, CommandResult, Commands
 from allocator.core.aio import wait_for_event, wall_ms
 from allocator.core.client import KafkaClient, describe_configs
 from allocator.core.consumer import ConsumerBase, membership_from
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import check_topic
-from allocator.errors import AllocatorError, BrokerError, ConfigError, OrderRefused
+from allocator.errors import AllocatorError, BrokerError, CommandRefused, ConfigError
 from allocator.producer import RecordWriter, create_topic
-from allocator.protocols.order_records import Entry, OrderRecords, result_record
+from allocator.protocols.command_records import CommandRecords, Entry, result_record
 from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ TURN_S = (
 AGAIN_S = 1.0  # seconds until a retry after an error
 
 
-def orders_topic(group: str) -> str | None:
+def commands_topic(group: str) -> str | None:
     """Returns the name of the group's topic; None if a topic name cannot contain the group's name."""
     name = f"{group}.orders"
     try:
@@ -46,7 +46,7 @@ def orders_topic(group: str) -> str | None:
     return name
 
 
-class OrderTopic:
+class CommandTopic:
     """The operator commands of one group, in its topic. With `create`, a write creates the topic. The constructor does
     no I/O."""
 
@@ -60,7 +60,7 @@ class OrderTopic:
         timeout_s: float = 30.0,
     ) -> None:
         self.group = group
-        self.topic = orders_topic(group)
+        self.topic = commands_topic(group)
         self._brokers = brokers
         self._security = security
         self._create = create
@@ -68,42 +68,42 @@ class OrderTopic:
 
     # -- commands ------------------------------------------------------------------------------------------------
 
-    async def read(self) -> Orders:
+    async def read(self) -> Commands:
         """Returns the current commands; none if the topic does not exist. Raises BrokerError."""
         async with self._connected() as client:
-            return Orders() if not self._exists(client) else (await self._records(client)).orders
+            return Commands() if not self._exists(client) else (await self._records(client)).commands
 
-    async def put(self, order: Order, now_ms: int) -> None:
+    async def put(self, command: Command, now_ms: int) -> None:
         """Writes one command. It replaces an earlier command with the same subject.
 
-        Raises ConfigError for too many commands, OrderRefused if no suitable topic exists, and BrokerError.
+        Raises ConfigError for too many commands, CommandRefused if no suitable topic exists, and BrokerError.
         """
         async with self._connected() as client:
             await self._prepare(client)
             records = await self._records(client)
-            await self._write(client, records.change(records.orders.put(order, now_ms)))
+            await self._write(client, records.change(records.commands.put(command, now_ms)))
 
-    async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
-        """Removes commands and returns them. If one id does not exist, raises NoSuchOrder and removes none."""
+    async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Command, ...]:
+        """Removes commands and returns them. If one id does not exist, raises NoSuchCommand and removes none."""
         async with self._connected() as client:
-            records = await self._records(client) if self._exists(client) else OrderRecords()
-            orders = records.orders
-            found = [(order_id, orders.find(order_id)) for order_id in ids]
-            missing = [order_id for order_id, order in found if order is None]
+            records = await self._records(client) if self._exists(client) else CommandRecords()
+            commands = records.commands
+            found = [(command_id, commands.find(command_id)) for command_id in ids]
+            missing = [command_id for command_id, command in found if command is None]
             if missing:
-                raise orders.lacking(self.group, missing)
-            await self._write(client, records.change(orders.without(ids, now_ms)))
-            return tuple(order for _, order in found if order is not None)
+                raise commands.lacking(self.group, missing)
+            await self._write(client, records.change(commands.without(ids, now_ms)))
+            return tuple(command for _, command in found if command is not None)
 
-    async def add_results(self, order_id: str, results: Collection[OrderResult]) -> None:
+    async def add_results(self, command_id: str, results: Collection[CommandResult]) -> None:
         """Adds a member's results to a command that is carried out once. Does nothing if the command was removed."""
         async with self._connected() as client:
             if not self._exists(client):
                 return
-            order = (await self._records(client)).orders.find(order_id)
-            if order is not None:
-                new = [each for each in results if each not in order.results]
-                await self._write(client, [result_record(order_id, each) for each in new])
+            command = (await self._records(client)).commands.find(command_id)
+            if command is not None:
+                new = [each for each in results if each not in command.results]
+                await self._write(client, [result_record(command_id, each) for each in new])
 
     # -- members -------------------------------------------------------------------------------------------------
 
@@ -113,15 +113,16 @@ class OrderTopic:
             client.follow_beside([self.topic])
 
     async def follow(
-        self, client: KafkaClient, ordered: Callable[[Orders, OrderTopic], None], began: asyncio.Event
+        self, client: KafkaClient, on_commands: Callable[[Commands, CommandTopic], None], began: asyncio.Event
     ) -> None:
-        """Calls `ordered` with the current commands, and again after each change. Sets `began` after the first call."""
+        """Calls `on_commands` with the current commands, and again after each change. Sets `began` after the first
+        call."""
         changed, warned = asyncio.Event(), False
 
-        def notify(orders: Orders) -> None:
+        def notify(commands: Commands) -> None:
             nonlocal warned
             warned = False
-            ordered(orders, self)
+            on_commands(commands, self)
             began.set()
 
         remove = client.on_metadata(changed.set)
@@ -131,7 +132,7 @@ class OrderTopic:
                 try:
                     if self._exists(client) and client.broker_version >= OLDEST:
                         await self._follow(client, notify, began)
-                        notify(Orders())  # the topic was deleted
+                        notify(Commands())  # the topic was deleted
                     began.set()
                     if not await wait_for_event(changed, LOOK_S):
                         await client.refresh(max_age_s=LOOK_S)
@@ -149,12 +150,12 @@ class OrderTopic:
         finally:
             remove()
 
-    async def _follow(self, client: KafkaClient, notify: Callable[[Orders], None], began: asyncio.Event) -> None:
+    async def _follow(self, client: KafkaClient, notify: Callable[[Commands], None], began: asyncio.Event) -> None:
         """Follows the topic. Returns when it was deleted, or deleted and created again."""
         assert self.topic is not None
         topic_id, looked = client.topic_id(self.topic), time.monotonic()
         async with self._consumer() as consumer:
-            records, at = OrderRecords(), TopicPartition(self.topic, 0)
+            records, at = CommandRecords(), TopicPartition(self.topic, 0)
             end = (await consumer.end_offsets([at]))[at]
             changed, expiry = True, None
             while self._exists(client) and client.topic_id(self.topic) == topic_id:
@@ -163,9 +164,9 @@ class OrderTopic:
                     changed = records.add(record.key, record.value) or changed
                 now_ms = wall_ms()
                 if await consumer.position(at) >= end and (changed or (expiry is not None and expiry <= now_ms)):
-                    orders, changed = records.orders, False
-                    expiry = orders.next_expiry(now_ms)
-                    notify(orders)
+                    commands, changed = records.commands, False
+                    expiry = commands.next_expiry(now_ms)
+                    notify(commands)
                 if time.monotonic() - looked > LOOK_S:
                     looked = time.monotonic()
                     await client.refresh(max_age_s=LOOK_S)
@@ -200,10 +201,10 @@ class OrderTopic:
             connect_timeout_s=self._timeout_s,
         )
 
-    async def _records(self, client: KafkaClient) -> OrderRecords:
+    async def _records(self, client: KafkaClient) -> CommandRecords:
         """Returns all records up to the current end. Raises BrokerError if no response arrives within the timeout."""
         assert self.topic is not None
-        records = OrderRecords()
+        records = CommandRecords()
         reader = RangeReader(client, patience_s=self._timeout_s)
         async for batch in reader.read(await reader.bounds([TopicPartition(self.topic, 0)])):
             for record in batch:
@@ -211,24 +212,24 @@ class OrderTopic:
         return records
 
     async def _prepare(self, client: KafkaClient) -> None:
-        """Creates the topic if `create` is set. Raises OrderRefused for an existing topic that does not keep all
+        """Creates the topic if `create` is set. Raises CommandRefused for an existing topic that does not keep all
         commands in one order."""
         topic = self.topic
         if topic is None:
-            raise OrderRefused(
+            raise CommandRefused(
                 "a group that uses Kafka's own protocols stores its operator commands in a topic, and "
-                f"{self.group + '.orders'!r}"
+                f"{self.group + '.commands'!r}"
                 ' is not a valid topic name; use membership="zookeeper"'
             )
         if client.broker_version < OLDEST:
             name = ".".join(map(str, client.broker_version))
-            raise OrderRefused(
+            raise CommandRefused(
                 f"operator commands in a topic need brokers of Kafka 0.11 or newer; these are {name}; "
                 'use membership="zookeeper"'
             )
         if not self._exists(client):
             if not self._create:
-                raise OrderRefused(
+                raise CommandRefused(
                     f"the operator commands of group {self.group!r} are kept in topic {topic!r}, which does not exist; "
                     "create it with --create, or by hand with one partition and cleanup.policy=compact"
                 )
@@ -239,7 +240,7 @@ class OrderTopic:
             found = await describe_configs(client, "topic", [topic], ["cleanup.policy"])
             policy = found[topic].get("cleanup.policy", policy)
         if count != 1 or policy != "compact":
-            raise OrderRefused(
+            raise CommandRefused(
                 f"topic {topic!r} has {count} partitions and cleanup.policy={policy}; operator commands need one "
                 "partition and cleanup.policy=compact"
             )

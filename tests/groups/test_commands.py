@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.commands.orders import KEPT_MS, KINDS, Order, OrderResult, Orders
+from allocator.commands.command import KEPT_MS, KINDS, Command, CommandResult, Commands
 from allocator.documents.checked import InvalidZnode
-from allocator.errors import ConfigError, NoSuchOrder
+from allocator.errors import ConfigError, NoSuchCommand
 from allocator.protocols.zookeeper.client.client import NoZnode
-from allocator.protocols.zookeeper.order_store import OrderStore
+from allocator.protocols.zookeeper.command_store import CommandStore
 from allocator.protocols.zookeeper.znodes.documents import Paths
 from allocator.types import TopicPartition
 from tests.groups.zookeeper_sessions import session
@@ -35,9 +35,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def order(kind: str = "cordon", now_ms: int = NOW, **more: Any) -> Order:
+def command(kind: str = "cordon", now_ms: int = NOW, **more: Any) -> Command:
     arguments = more.pop("arguments", ARGUMENTS.get(kind))
-    return Order.make(kind, arguments, who="alice@ops1", now_ms=now_ms, **more)
+    return Command.make(kind, arguments, who="alice@ops1", now_ms=now_ms, **more)
 
 
 @pytest.mark.parametrize(
@@ -64,22 +64,22 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
     kind: str, arguments: dict[str, Any], found: str
 ) -> None:
     with pytest.raises(ConfigError, match=found):
-        order(kind, arguments=arguments)
+        command(kind, arguments=arguments)
 
 
-def test_an_order_that_would_have_expired_is_refused() -> None:
+def test_a_command_that_would_have_expired_is_refused() -> None:
     with pytest.raises(ConfigError, match="expired already"):
-        order(expires=NOW)
+        command(expires=NOW)
 
 
-def test_an_order_of_a_later_version_stays_and_has_no_effect() -> None:
-    document = json.loads(Orders((order("freeze"),)).encode())
+def test_a_command_of_a_later_version_stays_and_has_no_effect() -> None:
+    document = json.loads(Commands((command("freeze"),)).encode())
     document["orders"].append({**document["orders"][0], "id": "o-00000001", "kind": "dance", "arguments": {"to": [1]}})
     document["orders"].append({**document["orders"][0], "id": "o-00000002", "kind": "pin", "arguments": {"to": [1]}})
-    orders = Orders.decode("/x", json.dumps(document).encode())
-    assert [each.fault is None for each in orders.entries] == [True, False, False]
-    assert [each.kind for each in orders.in_force(NOW)] == ["freeze"]
-    written = json.loads(orders.put(order("cordon"), NOW).encode())["orders"]
+    commands = Commands.decode("/x", json.dumps(document).encode())
+    assert [each.fault is None for each in commands.entries] == [True, False, False]
+    assert [each.kind for each in commands.in_force(NOW)] == ["freeze"]
+    written = json.loads(commands.put(command("cordon"), NOW).encode())["orders"]
     assert written[1:3] == document["orders"][1:3]
 
 
@@ -106,32 +106,32 @@ half_right = st.fixed_dictionaries(
 )
 def test_garbage_is_refused_with_its_path_or_decoded_within_bounds(data: bytes) -> None:
     try:
-        orders = Orders.decode("/x", data)
+        commands = Commands.decode("/x", data)
     except InvalidZnode as error:
         assert "/x" in str(error)
     else:
-        for each in orders.entries:
+        for each in commands.entries:
             assert each.fault is not None or len(each.partitions) <= 1_000_000
 
 
-def test_the_memory_of_orders_is_bounded() -> None:
-    document = json.loads(Orders((order("pin"),)).encode())
+def test_the_memory_of_commands_is_bounded() -> None:
+    document = json.loads(Commands((command("pin"),)).encode())
     template = {**document["orders"][0], "arguments": {"partitions": {"t": "0-999998"}, "place": {"rack": "a"}}}
     document["orders"] = [{**template, "id": f"o-0000000{number}"} for number in range(2)]
     with pytest.raises(InvalidZnode, match="more than 1000000 partitions"):
-        Orders.decode("/x", json.dumps(document).encode())
+        Commands.decode("/x", json.dumps(document).encode())
     with pytest.raises(InvalidZnode, match="bytes"):
-        Orders.decode("/x", b"{" * 600_000)
+        Commands.decode("/x", b"{" * 600_000)
 
 
-def test_a_new_order_replaces_that_of_the_same_subject() -> None:
-    orders = Orders()
-    for each in (order("cordon"), order("budget"), order("cordon", arguments={"member": "web2"}), order("pin")):
-        orders = orders.put(each, NOW)
-    orders = orders.put(order("budget", arguments={"at_once": 9, "per_minute": 1}), NOW)
-    orders = orders.put(order("cordon", why="again"), NOW)
-    orders = orders.put(order("pin", arguments={**ARGUMENTS["pin"], "place": {"member": "web2"}}), NOW)
-    assert [(each.kind, each.arguments.get("member")) for each in orders.entries] == [
+def test_a_new_command_replaces_that_of_the_same_subject() -> None:
+    commands = Commands()
+    for each in (command("cordon"), command("budget"), command("cordon", arguments={"member": "web2"}), command("pin")):
+        commands = commands.put(each, NOW)
+    commands = commands.put(command("budget", arguments={"at_once": 9, "per_minute": 1}), NOW)
+    commands = commands.put(command("cordon", why="again"), NOW)
+    commands = commands.put(command("pin", arguments={**ARGUMENTS["pin"], "place": {"member": "web2"}}), NOW)
+    assert [(each.kind, each.arguments.get("member")) for each in commands.entries] == [
         ("cordon", "web2"),
         ("budget", None),
         ("cordon", "web1"),
@@ -139,38 +139,38 @@ def test_a_new_order_replaces_that_of_the_same_subject() -> None:
     ]
 
 
-def test_an_expired_order_has_no_effect_and_is_dropped_a_day_later() -> None:
-    orders = Orders((order("freeze", expires=NOW + 10), order("cordon", expires=NOW + 20)))
-    assert orders.next_expiry(NOW) == NOW + 10
-    assert [each.kind for each in orders.in_force(NOW + 10)] == ["cordon"]
-    assert orders.next_expiry(NOW + 20) is None
+def test_an_expired_command_has_no_effect_and_is_dropped_a_day_later() -> None:
+    commands = Commands((command("freeze", expires=NOW + 10), command("cordon", expires=NOW + 20)))
+    assert commands.next_expiry(NOW) == NOW + 10
+    assert [each.kind for each in commands.in_force(NOW + 10)] == ["cordon"]
+    assert commands.next_expiry(NOW + 20) is None
     late = NOW + 10 + KEPT_MS
-    assert [each.kind for each in orders.put(order("budget"), late - 1).entries] == ["freeze", "cordon", "budget"]
-    assert [each.kind for each in orders.put(order("budget"), late).entries] == ["cordon", "budget"]
+    assert [each.kind for each in commands.put(command("budget"), late - 1).entries] == ["freeze", "cordon", "budget"]
+    assert [each.kind for each in commands.put(command("budget"), late).entries] == ["cordon", "budget"]
 
 
-def test_the_number_and_size_of_orders_are_limited() -> None:
-    orders = Orders(tuple(order("cordon", arguments={"member": f"web{n}"}) for n in range(Orders.MAX_ENTRIES)))
+def test_the_number_and_size_of_commands_are_limited() -> None:
+    commands = Commands(tuple(command("cordon", arguments={"member": f"web{n}"}) for n in range(Commands.MAX_ENTRIES)))
     with pytest.raises(ConfigError, match="remove some first"):
-        orders.put(order("freeze"), NOW)
-    long = Orders(
-        tuple(order("cordon", arguments={"member": f"web{n}"}, why="x" * 1000) for n in range(Orders.MAX_ENTRIES))
+        commands.put(command("freeze"), NOW)
+    long = Commands(
+        tuple(command("cordon", arguments={"member": f"web{n}"}, why="x" * 1000) for n in range(Commands.MAX_ENTRIES))
     )
     with pytest.raises(ConfigError, match="more than the 500000"):
         long.encode()
 
 
-def test_an_order_that_is_carried_out_once_is_done_when_each_partition_is() -> None:
-    once = order("seek", arguments={"partitions": {"t": "0-1"}, "to": "5"})
-    orders = Orders((once,))
+def test_a_command_that_is_carried_out_once_is_done_when_each_partition_is() -> None:
+    once = command("seek", arguments={"partitions": {"t": "0-1"}, "to": "5"})
+    commands = Commands((once,))
     for number in range(2):
-        assert orders.in_force(NOW)
+        assert commands.in_force(NOW)
         parts = frozenset({TopicPartition("t", number)})
-        orders = orders.with_results(once.id, [OrderResult(NOW, "m", parts, "sought")])
-    assert orders.entries[0].done
-    assert orders.in_force(NOW) == ()
-    assert Orders.decode("/x", orders.encode()) == orders
-    assert orders.without((), NOW + KEPT_MS).entries == ()
+        commands = commands.with_results(once.id, [CommandResult(NOW, "m", parts, "sought")])
+    assert commands.entries[0].done
+    assert commands.in_force(NOW) == ()
+    assert Commands.decode("/x", commands.encode()) == commands
+    assert commands.without((), NOW + KEPT_MS).entries == ()
 
 
 # -- in ZooKeeper ----------------------------------------------------------------------------------------------------
@@ -178,13 +178,13 @@ def test_an_order_that_is_carried_out_once_is_done_when_each_partition_is() -> N
 
 async def test_concurrent_writes_of_operators_all_succeed(zk_chroot: str, group: str) -> None:
     async with session(zk_chroot) as zk:
-        store = OrderStore(zk, Paths("/allocator", group))
+        store = CommandStore(zk, Paths("/allocator", group))
         with pytest.raises(NoZnode):
-            await store.put(order("freeze"), NOW)
+            await store.put(command("freeze"), NOW)
         await zk.ensure_path(store.paths.members)
         changed = asyncio.Event()
         assert (await store.read(changed.set)).entries == ()
-        ten = [order("cordon", arguments={"member": f"web{n}"}) for n in range(10)]
+        ten = [command("cordon", arguments={"member": f"web{n}"}) for n in range(10)]
         await asyncio.gather(*(store.put(each, NOW) for each in ten))
         await asyncio.wait_for(changed.wait(), 30)
         assert {each.id for each in (await store.read()).entries} == {each.id for each in ten}
@@ -193,39 +193,39 @@ async def test_concurrent_writes_of_operators_all_succeed(zk_chroot: str, group:
         await store.read(changed.set)
         assert await store.remove([ten[0].id, ten[1].id], NOW) == (ten[0], ten[1])
         await asyncio.wait_for(changed.wait(), 30)
-        with pytest.raises(NoSuchOrder, match=f"no operator command {ten[0].id}; there are"):
+        with pytest.raises(NoSuchCommand, match=f"no operator command {ten[0].id}; there are"):
             await store.remove([ten[0].id, ten[2].id], NOW)
         assert len((await store.read()).entries) == 8
 
-        once = order("seek", arguments={"partitions": {"t": "0"}, "to": "5"})
+        once = command("seek", arguments={"partitions": {"t": "0"}, "to": "5"})
         await store.put(once, NOW)
-        result = OrderResult(NOW, "m", once.partitions, "sought to 5")
+        result = CommandResult(NOW, "m", once.partitions, "sought to 5")
         for _ in range(2):
             found = (await store.add_results(once.id, [result])).find(once.id)
             assert found is not None
             assert found.results == (result,)
-        await zk.set(store.paths.orders, b"garbage")
+        await zk.set(store.paths.commands, b"garbage")
         with pytest.raises(InvalidZnode):
-            await store.put(order("freeze"), NOW)
+            await store.put(command("freeze"), NOW)
 
 
 async def test_a_command_is_refused_if_its_results_would_not_fit(zk_chroot: str, group: str) -> None:
     """Otherwise it would never be done, and each new owner would carry it out again."""
     async with session(zk_chroot) as zk:
-        store = OrderStore(zk, Paths("/allocator", group))
+        store = CommandStore(zk, Paths("/allocator", group))
         await zk.ensure_path(store.paths.members)
         seeks = [
-            order("seek", arguments={"partitions": {"t": "0-998", f"u{to}": "0"}, "to": str(to)}) for to in range(5)
+            command("seek", arguments={"partitions": {"t": "0-998", f"u{to}": "0"}, "to": str(to)}) for to in range(5)
         ]
         given = [each for each in seeks if await put(store, each)]
         assert 0 < len(given) < 5
         for each in given:
             what = f"sought to {1 << 40} from {1 << 40}"
-            results = [OrderResult(NOW, f"m-{0:016x}-{0:010}", frozenset({p}), what) for p in each.partitions]
+            results = [CommandResult(NOW, f"m-{0:016x}-{0:010}", frozenset({p}), what) for p in each.partitions]
             assert (await store.add_results(each.id, results)).find(each.id).done
 
 
-async def put(store: OrderStore, given: Order) -> bool:
+async def put(store: CommandStore, given: Command) -> bool:
     try:
         await store.put(given, NOW)
     except ConfigError as error:

@@ -8,9 +8,9 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 
-from allocator.commands.orders import KINDS, Order, OrderKeeper, OrderResult, Orders
+from allocator.commands.command import KINDS, Command, CommandKeeper, CommandResult, Commands
 from allocator.core.aio import wall_ms
-from allocator.core.consumer import CommandedConsumer, RecordOrders
+from allocator.core.consumer import CommandedConsumer, RecordCommands
 from allocator.core.subscription import Tenure
 from allocator.errors import AllocatorError
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
@@ -21,7 +21,7 @@ OWNERS_KINDS = tuple(kind.name for kind in KINDS.values() if kind.acts == "owner
 RETRY_S = 0.2
 
 
-class OperatorOrders:
+class OperatorCommands:
     """Applies the commands in effect to the partitions of one member, whenever commands or partitions change.
 
     A command stays in its znode or topic, so each new owner applies it again. A seek is carried out once: the current
@@ -30,8 +30,8 @@ class OperatorOrders:
 
     def __init__(self, core: CommandedConsumer) -> None:
         self._core = core
-        self._orders = Orders()
-        self._store: OrderKeeper | None = None
+        self._commands = Commands()
+        self._store: CommandKeeper | None = None
         self._begun: set[tuple[str, TopicPartition]] = set()
         """The seeks of known commands that are under way, or whose result is written and perhaps not read yet."""
         self._newest_seek: dict[TopicPartition, str] = {}
@@ -47,13 +47,13 @@ class OperatorOrders:
         self._in_effect: dict[str, str] = {}
         """Command id -> text of each command that currently affects partitions of this member."""
 
-    def take(self, orders: Orders, store: OrderKeeper) -> None:
+    def take(self, commands: Commands, store: CommandKeeper) -> None:
         """Replaces the commands.
 
         Called by the membership, or by the reader of the command topic, when a command is added, changed or expired.
         """
-        self._orders, self._store = orders, store
-        known = {order.id for order in orders.entries}
+        self._commands, self._store = commands, store
+        known = {command.id for command in commands.entries}
         self._begun = {each for each in self._begun if each[0] in known}
         self.apply()
 
@@ -62,8 +62,8 @@ class OperatorOrders:
         if self._store is None:
             return
         now_ms = wall_ms()
-        in_force = self._orders.in_force(now_ms, OWNERS_KINDS)
-        seeks = [each for each in self._orders.entries if each.kind == "seek" and not each.expired(now_ms)]
+        in_force = self._commands.in_force(now_ms, OWNERS_KINDS)
+        seeks = [each for each in self._commands.entries if each.kind == "seek" and not each.expired(now_ms)]
         self._newest_seek = {partition: each.id for each in seeks for partition in each.partitions}
         processor = self._core.processor
         refused = frozenset({"skip", "quarantine"}) if processor is None else processor.refuses
@@ -71,22 +71,22 @@ class OperatorOrders:
         quarantined: dict[TopicPartition, str] = {}
         skipped: defaultdict[TopicPartition, set[int]] = defaultdict(set)
         in_effect: dict[str, str] = {}
-        for order in in_force:
-            ours = order.partitions & self._core.state.owned
-            words = f"{order}, by {order.who}" + (f": {order.why}" if order.why else "")
-            if ours and order.kind != "seek" and order.kind not in refused:
-                in_effect[order.id] = words
-            if order.kind == "pause":
-                paused |= order.partitions
-            elif order.kind == "seek":
-                self._seek_all(order, ours & order.left)
-            elif order.kind in refused:
-                self._refuse(order, ours)
-            elif order.kind == "quarantine":
-                quarantined.update(dict.fromkeys(order.partitions, words))
+        for command in in_force:
+            ours = command.partitions & self._core.state.owned
+            words = f"{command}, by {command.who}" + (f": {command.why}" if command.why else "")
+            if ours and command.kind != "seek" and command.kind not in refused:
+                in_effect[command.id] = words
+            if command.kind == "pause":
+                paused |= command.partitions
+            elif command.kind == "seek":
+                self._seek_all(command, ours & command.left)
+            elif command.kind in refused:
+                self._refuse(command, ours)
+            elif command.kind == "quarantine":
+                quarantined.update(dict.fromkeys(command.partitions, words))
             else:
-                for partition in order.partitions:
-                    skipped[partition].add(order.arguments["offset"])
+                for partition in command.partitions:
+                    skipped[partition].add(command.arguments["offset"])
         for words in [each for id, each in in_effect.items() if id not in self._in_effect]:
             log.warning("%s: an operator command takes effect: %s", self._core.group, words)
         for words in [each for id, each in self._in_effect.items() if id not in in_effect]:
@@ -96,26 +96,26 @@ class OperatorOrders:
         self._core.fetcher.wake()
         if processor is not None:
             offsets = {partition: frozenset(each) for partition, each in skipped.items()}
-            processor.order(RecordOrders(frozenset(paused), quarantined, offsets))
+            processor.command(RecordCommands(frozenset(paused), quarantined, offsets))
 
-    def _refuse(self, order: Order, ours: Partitions) -> None:
-        if not ours or order.id in self._refused:
+    def _refuse(self, command: Command, ours: Partitions) -> None:
+        if not ours or command.id in self._refused:
             return
-        self._refused.add(order.id)
+        self._refused.add(command.id)
         why = {
             "skip": "this member reads its records itself, or in batches; use seek",
             "quarantine": "this member has no dead-letter topic for its records; use pause",
-        }[order.kind]
-        log.error("%s: command %s (%s) cannot be carried out: %s", self._core.group, str(order), order.id, why)
-        self._core.start_task(self._report(order, ours, f"not kept: {why}"), "order")
+        }[command.kind]
+        log.error("%s: command %s (%s) cannot be carried out: %s", self._core.group, str(command), command.id, why)
+        self._core.start_task(self._report(command, ours, f"not kept: {why}"), "command")
 
-    def _seek_all(self, order: Order, partitions: Partitions) -> None:
+    def _seek_all(self, command: Command, partitions: Partitions) -> None:
         for partition in partitions:
-            if (order.id, partition) not in self._begun:
-                self._begun.add((order.id, partition))
-                self._core.start_task(self._seek(order, partition), "order")
+            if (command.id, partition) not in self._begun:
+                self._begun.add((command.id, partition))
+                self._core.start_task(self._seek(command, partition), "command")
 
-    async def _seek(self, order: Order, partition: TopicPartition) -> None:
+    async def _seek(self, command: Command, partition: TopicPartition) -> None:
         """Seeks, commits, and then writes the result, in that order: after a crash, the next owner seeks again unless
         there is a result."""
         core = self._core
@@ -129,20 +129,20 @@ class OperatorOrders:
                     continue
                 try:
                     async with self._turn(partition):
-                        tenure, newest = core.state.assignment.get(partition), self._is_newest(order, partition)
+                        tenure, newest = core.state.assignment.get(partition), self._is_newest(command, partition)
                         # a new tenure starts at a position of its own, so seek again
                         if newest and (sought is None or sought[0] is not tenure):
-                            if not self._is_left(order, partition):  # another owner has sought meanwhile
+                            if not self._is_left(command, partition):  # another owner has sought meanwhile
                                 is_over = True
                                 return
-                            found = await self._seek_once(order, partition)
+                            found = await self._seek_once(command, partition)
                             sought = None if found is None else (tenure, *found)
                         if newest and sought is not None:
                             await core.commit_sought(partition)
                     if not newest or sought is not None:
                         replaced = "not carried out: a later seek replaces it, or it was withdrawn or has expired"
                         is_over = await self._report(
-                            order, frozenset({partition}), replaced if sought is None else sought[2]
+                            command, frozenset({partition}), replaced if sought is None else sought[2]
                         )
                         return
                 except AllocatorError as error:
@@ -150,30 +150,30 @@ class OperatorOrders:
                 await asyncio.sleep(RETRY_S)
         finally:
             if not is_over:
-                self._begun.discard((order.id, partition))
+                self._begun.discard((command.id, partition))
 
-    async def _seek_once(self, order: Order, partition: TopicPartition) -> tuple[int, str] | None:
+    async def _seek_once(self, command: Command, partition: TopicPartition) -> tuple[int, str] | None:
         """Seeks. Returns the offset and the text of the result; None if the partition drains or has left, or if the
         command was replaced."""
         core = self._core
         before = core.state.position(partition)
-        offset, clipped = await self._offset(partition, order.arguments["to"])
-        if not self._is_newest(order, partition) or not core.sought(partition, offset):
+        offset, clipped = await self._offset(partition, command.arguments["to"])
+        if not self._is_newest(command, partition) or not core.sought(partition, offset):
             return None
         # the user may have sought while the sink waited for the records in hand
         if core.sink is not None and not (await core.sink.rewind(partition, offset) and core.sought(partition, offset)):
             return None
         what = f"sought to {offset}{clipped}" + ("" if before is None else f" from {before.offset}")
-        log.warning("%s: %s:%d: %s by the command of %s", core.group, *partition, what, order.who)
+        log.warning("%s: %s:%d: %s by the command of %s", core.group, *partition, what, command.who)
         return offset, what
 
-    def _is_left(self, order: Order, partition: TopicPartition) -> bool:
+    def _is_left(self, command: Command, partition: TopicPartition) -> bool:
         """Returns whether no owner of the partition has written a result of this command."""
-        return any(each.id == order.id and partition in each.left for each in self._orders.entries)
+        return any(each.id == command.id and partition in each.left for each in self._commands.entries)
 
-    def _is_newest(self, order: Order, partition: TopicPartition) -> bool:
+    def _is_newest(self, command: Command, partition: TopicPartition) -> bool:
         """Returns whether this seek still counts for the partition."""
-        return self._newest_seek.get(partition) == order.id
+        return self._newest_seek.get(partition) == command.id
 
     @contextlib.asynccontextmanager
     async def _turn(self, partition: TopicPartition) -> AsyncIterator[None]:
@@ -210,33 +210,33 @@ class OperatorOrders:
         assert found is not None
         return found, ""
 
-    async def _report(self, order: Order, partitions: Partitions, what: str) -> bool:
+    async def _report(self, command: Command, partitions: Partitions, what: str) -> bool:
         """Writes the result of a command. Returns False if the partitions have left this member before."""
-        results = self._results[order.id]
-        result = OrderResult(wall_ms(), self._core.membership.member_id, partitions, what)
+        results = self._results[command.id]
+        result = CommandResult(wall_ms(), self._core.membership.member_id, partitions, what)
         results.unwritten[result] = None
         try:
             while result in results.unwritten and self._core.state.owned & partitions != NO_PARTITIONS:
                 try:
-                    await self._write(order.id, results)
+                    await self._write(command.id, results)
                 except AllocatorError as error:
                     log.warning(
-                        "%s: the result of command %s is not written yet: %s", self._core.group, order.id, error
+                        "%s: the result of command %s is not written yet: %s", self._core.group, command.id, error
                     )
                     await asyncio.sleep(RETRY_S)
             return result not in results.unwritten
         finally:
             results.unwritten.pop(result, None)
             if not results.unwritten:
-                self._results.pop(order.id, None)
+                self._results.pop(command.id, None)
 
-    async def _write(self, order_id: str, results: _Results) -> None:
+    async def _write(self, command_id: str, results: _Results) -> None:
         """Writes the results of one command. Results that are added meanwhile share the next write."""
         assert self._store is not None
         async with results.turn:
             written = list(results.unwritten)
             if written:
-                await self._store.add_results(order_id, written)
+                await self._store.add_results(command_id, written)
                 for result in written:
                     results.unwritten.pop(result, None)
 
@@ -245,5 +245,5 @@ class _Results:
     """The results of one command that are not written yet."""
 
     def __init__(self) -> None:
-        self.unwritten: dict[OrderResult, None] = {}  # in the order in which they were added
+        self.unwritten: dict[CommandResult, None] = {}  # in the order in which they were added
         self.turn = asyncio.Lock()

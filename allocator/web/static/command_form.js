@@ -14,23 +14,23 @@ export const partitionsOf = (text) => Object.fromEntries(text.trim().split(/\s+/
 // Arguments as `allocator group canary` writes them: an existing command keeps its known and promoted members
 const canary = (group, count) => {
   if (count === null) throw new Error("enter how many partitions each new member gets");
-  const present = state.orders.find((each) => each.kind === "canary" && each.state !== "expired");
+  const present = state.commands.find((each) => each.kind === "canary" && each.state !== "expired");
   const known = [...new Set(group.members.map((each) => each.name.replace(/#[^#]*$/, "")))].sort();
   return { known, promoted: [], ...present?.arguments, count };
 };
 
 // `preset`: arguments that are known already, and have no field
-export const orderForm = (group, preset = {}) => {
+export const commandForm = (group, preset = {}) => {
   const names = group.members.map((each) => [each.name, each.name]), racks = [...new Set(group.members.map((each) => each.rack).filter(Boolean))];
-  const one = choice("order-member", names), oneField = (words) => (preset.member ? [] : [field(words, one)]), second = choice("order-new", names);
+  const one = choice("command-member", names), oneField = (words) => (preset.member ? [] : [field(words, one)]), second = choice("command-new", names);
   const spots = [...group.members.map((each) => [JSON.stringify({ member: each.name }), each.name]), ...racks.map((rack) => [JSON.stringify({ rack }), `rack ${rack}`])];
-  const spot = choice("order-place", spots), which = element("input", { name: "order-partitions", placeholder: "orders:0-3,7 payments:1", spellcheck: "false" });
-  const atOnce = element("input", { name: "order-at-once", type: "number", min: "1" }), perMinute = element("input", { name: "order-per-minute", type: "number", min: "1" });
-  const each = element("input", { name: "order-count", type: "number", min: "0", step: "1" });
+  const spot = choice("command-place", spots), which = element("input", { name: "command-partitions", placeholder: "orders:0-3,7 payments:1", spellcheck: "false" });
+  const atOnce = element("input", { name: "command-at-once", type: "number", min: "1" }), perMinute = element("input", { name: "command-per-minute", type: "number", min: "1" });
+  const each = element("input", { name: "command-count", type: "number", min: "0", step: "1" });
   if (preset.member) one.value = preset.member;
   if (preset.partitions) which.value = preset.partitions;
   const count = (input) => (input.value === "" ? null : Number(input.value));
-  const ORDERS = {
+  const COMMANDS = {
     cordon: ["assigns no further partitions to a member; it keeps those that it has", () => ({ member: one.value }), () => oneField("Member")],
     evacuate: ["assigns all partitions of a member to others", () => ({ member: one.value }), () => oneField("Member")],
     swap: ["assigns all partitions of a member to another one", () => ({ old: one.value, new: second.value }), () => [...oneField("From member"), field("To member", second)]],
@@ -40,9 +40,9 @@ export const orderForm = (group, preset = {}) => {
     canary: ["assigns exactly this number of partitions to each process that joins from now on, until the command is withdrawn", () => canary(group, count(each)), () => [field("Partitions of each new member", each)]],
   };
   return {
-    kinds: Object.entries(ORDERS).map(([kind, [says]]) => [kind, says]),
-    says: (kind) => ORDERS[kind][0],
-    fields: (kind) => ORDERS[kind][2](),
-    order: (kind) => ({ kind, arguments: ORDERS[kind][1]() }),
+    kinds: Object.entries(COMMANDS).map(([kind, [says]]) => [kind, says]),
+    says: (kind) => COMMANDS[kind][0],
+    fields: (kind) => COMMANDS[kind][2](),
+    command: (kind) => ({ kind, arguments: COMMANDS[kind][1]() }),
   };
 };

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from allocator import Consumer, GroupOrders, TopicPartition
+from allocator import Consumer, GroupCommands, TopicPartition
 from allocator.cli.commands import main
 from allocator.core.consumer import client_of
 from allocator.errors import BrokerError
@@ -35,26 +35,26 @@ def service(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], grou
     return Service(kafka_cluster, topic_factory(1), group, partitions=1)
 
 
-def operator(service: Service) -> GroupOrders:
-    return GroupOrders(f"{service.cluster.zookeeper}/{service.group}", service.group, who="alice")
+def operator(service: Service) -> GroupCommands:
+    return GroupCommands(f"{service.cluster.zookeeper}/{service.group}", service.group, who="alice")
 
 
-async def until_state(orders: GroupOrders, state: str) -> str:
+async def until_state(commands: GroupCommands, state: str) -> str:
     """Waits until one order has this state; returns the reason."""
 
     async def reason() -> str | None:
-        return next((each.why for each in await orders.list() if each.state == state), None)
+        return next((each.why for each in await commands.list() if each.state == state), None)
 
     why: str = await wait_until_async(reason, 30, state)  # type: ignore[assignment]
     return why
 
 
-async def seek(orders: GroupOrders, partition: TopicPartition, to: str, timeout_s: float = 30) -> None:
-    """Orders a seek, and waits until it is done."""
-    order = (await orders.seek([partition], to)).order
+async def seek(commands: GroupCommands, partition: TopicPartition, to: str, timeout_s: float = 30) -> None:
+    """Commands a seek, and waits until it is done."""
+    command = (await commands.seek([partition], to)).command
 
     async def is_done() -> bool:
-        return any(each.order.id == order.id and each.state == "done" for each in await orders.list())
+        return any(each.command.id == command.id and each.state == "done" for each in await commands.list())
 
     await wait_until_async(is_done, timeout_s, f"the seek to {to}")
 
@@ -99,7 +99,7 @@ class StuckAtFive:
             await self.handle(record)
 
 
-async def test_a_handler_obeys_every_order_and_its_undoing(
+async def test_a_handler_obeys_every_command_and_its_undoing(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic, dead = topic_factory(2), topic_factory(1)
@@ -123,26 +123,26 @@ async def test_a_handler_obeys_every_order_and_its_undoing(
 
     consumer = service.consumer()
     work = cancelled(consumer.process(handle, dead_letter_topic=dead, **FOR_EVER))
-    async with consumer, work as task, operator(service) as orders:
-        # a record that always fails delays its partition until an order skips it
+    async with consumer, work as task, operator(service) as commands:
+        # a record that always fails delays its partition until a command skips it
         await produce(0, 0, 0, 0)
         await until((0, 1))
-        await orders.skip(zero, 2, why="it never works")
+        await commands.skip(zero, 2, why="it never works")
         await until((0, 3))
         assert (0, 2) not in handled
 
-        await orders.pause([zero, one])
+        await commands.pause([zero, one])
         await logged("takes effect: pause")
         await produce(0, 0, 1, 1)
-        assert [each.order.kind for each in await orders.list()] == ["skip", "pause"]
-        await orders.resume([one])
+        assert [each.command.kind for each in await commands.list()] == ["skip", "pause"]
+        await commands.resume([one])
         await until((1, 1))
         assert (0, 4) not in handled
-        await orders.resume([zero])
+        await commands.resume([zero])
         await until((0, 5))
 
         failures = consumer.measures.handler_failures
-        await orders.quarantine([one], why="its producer is broken")
+        await commands.quarantine([one], why="its producer is broken")
         await logged("takes effect: quarantine")
         await produce(1, 1)
         async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as letters:
@@ -156,17 +156,17 @@ async def test_a_handler_obeys_every_order_and_its_undoing(
         assert "by alice: its producer is broken" in found[0].error
         assert found[0].attempts == 0, "the handler was not called"
         assert consumer.measures.handler_failures == failures
-        await orders.lift([one])
+        await commands.lift([one])
         await logged("in effect here: quarantine")
         await produce(1)
         await until((1, 4))
         assert not {(1, 2), (1, 3)} & set(handled)
 
         handled.clear()
-        await orders.seek([zero], "1")
+        await commands.seek([zero], "1")
         await until((0, 1), (0, 3), (0, 5))
         assert (0, 0) not in handled
-        assert await until_state(orders, "done") == "sought to 1 from 6"
+        assert await until_state(commands, "done") == "sought to 1 from 6"
         assert not task.done()
 
 
@@ -183,15 +183,15 @@ async def test_of_two_seeks_the_later_one_counts(service: Service, called: bool)
     async with handling(service.consumer(), handle, called):
         await wait_until_async(lambda: len(handled) == 6, 30, "the records")
     handled.clear()
-    async with operator(service) as orders:
-        await orders.seek([zero, TopicPartition(zero.topic, 7)], "earliest")
-        await orders.seek([zero], "3")
+    async with operator(service) as commands:
+        await commands.seek([zero, TopicPartition(zero.topic, 7)], "earliest")
+        await commands.seek([zero], "3")
         async with handling(service.consumer(), handle, called):
-            assert await until_state(orders, "done") == "sought to 3 from 6"
+            assert await until_state(commands, "done") == "sought to 3 from 6"
             await wait_until_async(lambda: handled[-1:] == [5], 30, "the records again")
-            first = (await orders.list())[0]
+            first = (await commands.list())[0]
     assert handled == [3, 4, 5]
-    assert "later seek replaces it" in first.order.results[0].what
+    assert "later seek replaces it" in first.command.results[0].what
 
 
 async def test_the_commit_of_a_seek_is_not_retried_after_a_later_seek(
@@ -206,9 +206,9 @@ async def test_the_commit_of_a_seek_is_not_retried_after_a_later_seek(
 
     await service.produce(0, 6)
     consumer = service.consumer()
-    async with handling(consumer, handle, True), operator(service) as orders:
+    async with handling(consumer, handle, True), operator(service) as commands:
         await wait_until_async(lambda: len(handled) == 6, 30, "the records")
-        await orders.pause([zero])
+        await commands.pause([zero])
         await wait_until_async(lambda: "takes effect: pause" in caplog.text, 30, "the pause")
         client = client_of(consumer)
         send = client.send
@@ -219,17 +219,17 @@ async def test_the_commit_of_a_seek_is_not_retried_after_a_later_seek(
             return await send(node, request, timeout_s)
 
         client.send = refuse  # type: ignore[method-assign]
-        await orders.seek([zero, TopicPartition(zero.topic, 7)], "3")
+        await commands.seek([zero, TopicPartition(zero.topic, 7)], "3")
 
         async def first_seek() -> bool:
             return await consumer.position(zero) == 3
 
         await wait_until_async(first_seek, 30, "the first seek")
-        assert (await orders.seek([zero], "1")).state == "given"
-        assert await until_state(orders, "done") == "sought to 1 from 3"
+        assert (await commands.seek([zero], "1")).state == "given"
+        assert await until_state(commands, "done") == "sought to 1 from 3"
 
         async def result() -> bool:
-            return bool((await orders.list())[1].order.results)
+            return bool((await commands.list())[1].command.results)
 
         await wait_until_async(result, 30, "the result of the first seek")
         found = await consumer.committed(zero)
@@ -245,7 +245,7 @@ async def test_a_commit_whose_response_comes_after_a_seek_does_not_hide_the_soug
     await service.produce(0, 6)
     sent, may_arrive = asyncio.Event(), asyncio.Event()
     consumer = service.consumer(auto_commit_interval_s=0.1)
-    async with consumer, operator(service) as orders:
+    async with consumer, operator(service) as commands:
         client = client_of(consumer)
         send = client.send
 
@@ -258,19 +258,19 @@ async def test_a_commit_whose_response_comes_after_a_seek_does_not_hide_the_soug
 
         client.send = slow  # type: ignore[method-assign]
         assert await read(consumer, 6) == list(range(6))
-        await orders.pause([zero])
+        await commands.pause([zero])
         await wait_until_async(lambda: "takes effect: pause" in caplog.text, 30, "the pause")
         assert await consumer.getbatch(0) is None
         await asyncio.wait_for(sent.wait(), 30)
         if by == "operator":
-            await orders.seek([zero], "2")
+            await commands.seek([zero], "2")
 
             async def sought() -> bool:
                 return await consumer.position(zero) == 2
 
             await wait_until_async(sought, 30, "the seek")
             may_arrive.set()
-            assert await until_state(orders, "done") == "sought to 2 from 6"
+            assert await until_state(commands, "done") == "sought to 2 from 6"
         else:
             consumer.seek(zero, 2)
             may_arrive.set()
@@ -290,13 +290,13 @@ async def test_the_results_of_many_partitions_share_writes(
     async with (
         FaultProxy(int(kafka_cluster.zookeeper.rpartition(":")[2])) as proxy,
         service.consumer(zookeeper=f"{proxy.address}/{group}") as consumer,
-        operator(service) as orders,
+        operator(service) as commands,
         cancelled(read(consumer, 1)),
     ):
         await owns(consumer, 40)
         proxy.latency(0.2)  # so that results are added faster than they are written
-        await orders.seek(service.partitions, "earliest")
-        await until_state(orders, "done")
+        await commands.seek(service.partitions, "earliest")
+        await until_state(commands, "done")
         with zookeeper_client(kafka_cluster.zookeeper) as client:
             _, stat = client.get(f"/{group}/allocator/{group}/orders")
         assert stat.version < 20
@@ -314,10 +314,10 @@ async def test_a_seek_waits_for_no_retry_and_is_done_when_it_is_committed(servic
     await service.produce(0, 4)
     consumer = service.consumer()
     work = cancelled(consumer.process(handle, commit_interval_s=600.0, **FOR_EVER))
-    async with consumer, work as task, operator(service) as orders:
+    async with consumer, work as task, operator(service) as commands:
         await wait_until_async(lambda: handled == [0, 1], 30, "the record that never works")
         for to, after in (("1", [0, 1, 1]), ("3", [0, 1, 1, 3])):
-            await seek(orders, zero, to)
+            await seek(commands, zero, to)
             found = await consumer.committed(zero)
             assert found.offset >= int(to)
             await wait_until_async(lambda after=after: handled == after, 30, f"the records from {to} on")  # type: ignore[misc]
@@ -336,18 +336,18 @@ async def test_a_consumer_that_reads_by_itself_obeys_a_pause_and_a_seek_but_no_q
 
     name = f"{service.topic}:0"
     await service.produce(0, 5)
-    async with operator(service) as orders:
+    async with operator(service) as commands:
         async with service.consumer() as first:
             assert (await first.getbatch(30)) is not None
             await first.getbatch(0)
             await command("pause", service.group, name, "--why", "a test")
-            await orders.quarantine([zero])
+            await commands.quarantine([zero])
             await wait_until_async(lambda: "takes effect: pause" in caplog.text, 30, "the pause")
-            await until_state(orders, "not kept")
+            await until_state(commands, "not kept")
         # the next owner obeys from its first record on
         async with service.consumer() as second:
             await command("seek", service.group, name, "--to", "earliest")
-            await until_state(orders, "done")
+            await until_state(commands, "done")
             assert await second.getbatch(0) is None
             found = await second.committed(zero)
             assert found.offset == 0, "the next owner would continue at the earlier offset"
@@ -365,13 +365,13 @@ async def test_a_seek_holds_when_the_partition_returns_to_an_earlier_owner(servi
     async def handle(record: Record) -> None:
         handled.append(record.offset)
 
-    async with handling(service.consumer(client_id="a"), handle, called), operator(service) as orders:
+    async with handling(service.consumer(client_id="a"), handle, called), operator(service) as commands:
         await wait_until_async(lambda: len(handled) == 100, 30, "a's records")
         async with service.consumer(client_id="b") as b:
-            await orders.evacuate("a")
+            await commands.evacuate("a")
             await wait_until_async(lambda: b.assignment() == {zero}, 30, "the move")
-            await seek(orders, zero, "0")
-            await orders.uncordon("a")
+            await seek(commands, zero, "0")
+            await commands.uncordon("a")
         await wait_until_async(lambda: len(handled) == 200, 30, lambda: f"the replay: {len(handled)} records")
         assert sorted(handled[100:]) == list(range(100))
 
@@ -382,10 +382,10 @@ async def test_a_partition_moves_only_after_the_records_in_hand_before_a_seek(se
     handle = StuckAtFive()
     await service.produce(0, 6)
     a = service.consumer(client_id="a")
-    async with handling(a, handle, called), operator(service) as orders, service.consumer(client_id="b") as b:
+    async with handling(a, handle, called), operator(service) as commands, service.consumer(client_id="b") as b:
         await wait_until_async(handle.inside.is_set, 30, "the handler at the last record")
-        await seek(orders, zero, "3")
-        await orders.evacuate("a")
+        await seek(commands, zero, "3")
+        await commands.evacuate("a")
         await wait_until_async(lambda: not a.assignment(), 30, "the release")
         with pytest.raises(WaitTimeout):
             await wait_until_async(b.assignment, 2, "it does not move while the handler works")
@@ -409,15 +409,15 @@ async def test_a_sink_follows_a_seek_although_a_handler_still_writes(
 
     await service.produce(0, 6)
     handle = StuckAtFive(write)
-    async with handling(service.consumer(sink=sink), handle, called) as work, operator(service) as orders:
+    async with handling(service.consumer(sink=sink), handle, called) as work, operator(service) as commands:
         await wait_until_async(handle.inside.is_set, 30, "the handler at the last record")
         with contextlib.suppress(WaitTimeout):
-            await seek(orders, zero, "3", timeout_s=1)
+            await seek(commands, zero, "3", timeout_s=1)
         handle.may_end.set()
         await wait_until_async(lambda: len(stored) >= 9 or work.done(), 30, lambda: f"the replay: {stored}")
         assert not work.done(), work.exception()
         assert stored == [0, 1, 2, 3, 4, 5, 3, 4, 5]
-        await until_state(orders, "done")
+        await until_state(commands, "done")
     sink.close()
 
 
@@ -444,19 +444,19 @@ async def test_of_two_seeks_with_a_sink_the_later_one_counts(
     await service.produce(0, 6)
     handle = StuckAtFive(write)
     consumer = service.consumer(sink=sink)
-    async with handling(consumer, handle, called) as work, operator(service) as orders:
+    async with handling(consumer, handle, called) as work, operator(service) as commands:
         await wait_until_async(handle.inside.is_set, 30, "the handler at the last record")
-        await orders.seek([zero], "2")
+        await commands.seek([zero], "2")
 
         async def first_seek() -> bool:
             return await consumer.position(zero) == 2
 
         await wait_until_async(first_seek, 30, "the first seek")
-        await orders.seek([zero], "earliest")
+        await commands.seek([zero], "earliest")
         # the member has read the second seek as well when it has obeyed the next commands
-        await orders.pause([zero])
+        await commands.pause([zero])
         await wait_until_async(lambda: "takes effect: pause" in caplog.text, 30, "the pause")
-        await orders.resume([zero])
+        await commands.resume([zero])
         await wait_until_async(lambda: "in effect here: pause" in caplog.text, 30, "the end of the pause")
         handle.may_end.set()
         with pytest.raises(WaitTimeout):
@@ -465,5 +465,5 @@ async def test_of_two_seeks_with_a_sink_the_later_one_counts(
         await wait_until_async(lambda: len(stored) >= 12 or work.done(), 30, lambda: f"the replay: {stored}")
         assert not work.done(), work.exception()
         assert stored == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]
-        assert await until_state(orders, "done") == "sought to 0 from 2"
+        assert await until_state(commands, "done") == "sought to 0 from 2"
     sink.close()

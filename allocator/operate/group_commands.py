@@ -10,20 +10,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Optional, Union
 
-from allocator.commands import KINDS, Order, OrderKeeper
+from allocator.commands import KINDS, Command, CommandKeeper
 from allocator.core.aio import wall_ms
 from allocator.core.settings import DEFAULT, check_topic, names_arguments
 from allocator.core.subscription import ANY_TOPIC
 from allocator.core.text import shown
 from allocator.documents import to_ranges
-from allocator.errors import ConfigError, OrderRefused
+from allocator.errors import CommandRefused, ConfigError
+from allocator.operate.command_report import CommandReport, command_reports, unknown_to_all
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupState
 from allocator.operate.member_names import MEMBER_ARGUMENTS, lasting_name, names_of, with_lasting_names
-from allocator.operate.order_report import OrderReport, order_reports, unknown_to_all
 from allocator.protocols.zookeeper import (
+    CommandStore,
     MemberInfo,
-    OrderStore,
     Paths,
     ZooKeeperClient,
     counting,
@@ -40,59 +40,59 @@ NOT_OURS = (
 WITHDRAWN_BY_PARTITION = ("pause", "quarantine", "pin", "skip")
 
 
-class OrdersFromOutside:
-    """The operator commands of one group, which `GroupOrders` describes. Subclasses read the members of the group."""
+class CommandsFromOutside:
+    """The operator commands of one group, which `GroupCommands` describes. Subclasses read the members of the group."""
 
-    def __init__(self, orders: OrderKeeper, group: str, who: Optional[str] = None) -> None:
-        self._orders = orders
+    def __init__(self, commands: CommandKeeper, group: str, who: Optional[str] = None) -> None:
+        self._commands = commands
         self._group = group
         self._who = who
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    async def list(self) -> list[OrderReport]:
+    async def list(self) -> list[CommandReport]:
         """Returns every command with its state, oldest first."""
-        orders, state = await asyncio.gather(self._orders.read(), self._state())
-        return order_reports(orders, state.document, state.members, wall_ms())
+        commands, state = await asyncio.gather(self._commands.read(), self._state())
+        return command_reports(commands, state.document, state.members, wall_ms())
 
     # -- about members -------------------------------------------------------------------------------------------
 
-    async def cordon(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+    async def cordon(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> CommandReport:
         """Stops assigning partitions to the member, which keeps those that it has."""
         return await self.give_by_name("cordon", {"member": member}, why=why, expires_s=expires_s)
 
-    async def evacuate(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+    async def evacuate(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> CommandReport:
         """Moves all partitions away from the member, within the budget. The command is done when it owns none."""
         return await self.give_by_name("evacuate", {"member": member}, why=why, expires_s=expires_s)
 
-    async def uncordon(self, member: str) -> tuple[Order, ...]:
+    async def uncordon(self, member: str) -> tuple[Command, ...]:
         """Withdraws the cordon and the evacuation of this member."""
         members = await self._members()
         names = {member}.union(*(names_of(each, members[each]) for each in members_named(member, members)))
         return await self._withdraw(
-            lambda order: order.kind in ("cordon", "evacuate") and order.arguments.get("member") in names,
+            lambda command: command.kind in ("cordon", "evacuate") and command.arguments.get("member") in names,
             f"no cordon and no evacuation of {shown(member)}",
         )
 
-    async def swap(self, old: str, new: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+    async def swap(self, old: str, new: str, *, why: str = "", expires_s: Optional[float] = None) -> CommandReport:
         """Moves all partitions of `old` to `new`, and no others. `new` may join later."""
         return await self.give_by_name("swap", {"old": old, "new": new}, why=why, expires_s=expires_s)
 
-    async def canary(self, count: int, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+    async def canary(self, count: int, *, why: str = "", expires_s: Optional[float] = None) -> CommandReport:
         """Assigns exactly `count` partitions to each process that joins from now on, until `promote` names it."""
         members = await self._members()
-        present = await _canary(self._orders)
+        present = await _canary(self._commands)
         known = sorted({member_name(member, info, session=False) for member, info in members.items()})
         arguments = {"count": count, "known": known, "promoted": []}
         if present is not None:
             arguments = {**present.arguments, "count": count}
         return await self.give("canary", arguments, why=why, expires_s=expires_s)
 
-    async def promote(self, member: Optional[str] = None) -> Union[OrderReport, tuple[Order, ...]]:
+    async def promote(self, member: Optional[str] = None) -> Union[CommandReport, tuple[Command, ...]]:
         """Ends the canary command for one member; None: for all members."""
-        present = await _canary(self._orders)
+        present = await _canary(self._commands)
         if present is None or member is None:
-            return await self._withdraw(lambda order: order.kind == "canary", "no canary command")
+            return await self._withdraw(lambda command: command.kind == "canary", "no canary command")
         promoted = sorted({*present.arguments["promoted"], lasting_name(self._group, await self._members(), member)})
         changed = replace(present, arguments={**present.arguments, "promoted": promoted})
         return await self._put(changed)
@@ -101,12 +101,12 @@ class OrdersFromOutside:
 
     async def pin(
         self, partitions: Collection[PartitionLike], place: str, *, why: str = "", expires_s: Optional[float] = None
-    ) -> OrderReport:
+    ) -> CommandReport:
         """Assigns the partitions to this member, or with "rack:NAME" to the members in this rack."""
         arguments = {"partitions": to_ranges(partitions), "place": parse_place(place)}
         return await self.give_by_name("pin", arguments, why=why, expires_s=expires_s)
 
-    async def unpin(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
+    async def unpin(self, partitions: Collection[PartitionLike]) -> tuple[Command, ...]:
         """Withdraws the pins of these partitions. A pin stays in force for its other partitions."""
         return await self.withdraw("pin", {"partitions": to_ranges(partitions)})
 
@@ -114,45 +114,45 @@ class OrdersFromOutside:
 
     async def pause(
         self, partitions: Collection[PartitionLike], *, why: str = "", expires_s: Optional[float] = None
-    ) -> OrderReport:
+    ) -> CommandReport:
         """Stops delivering records of these partitions to handlers. The owners keep the partitions."""
         return await self.give("pause", {"partitions": to_ranges(partitions)}, why=why, expires_s=expires_s)
 
-    async def resume(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
+    async def resume(self, partitions: Collection[PartitionLike]) -> tuple[Command, ...]:
         """Withdraws the pause of these partitions."""
         return await self.withdraw("pause", {"partitions": to_ranges(partitions)})
 
     async def quarantine(
         self, partitions: Collection[PartitionLike], *, why: str = "", expires_s: Optional[float] = None
-    ) -> OrderReport:
+    ) -> CommandReport:
         """Sends the records to the dead-letter topic instead of the handler, until the command is withdrawn."""
         return await self.give("quarantine", {"partitions": to_ranges(partitions)}, why=why, expires_s=expires_s)
 
-    async def lift(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
+    async def lift(self, partitions: Collection[PartitionLike]) -> tuple[Command, ...]:
         """Withdraws the quarantine of these partitions."""
         return await self.withdraw("quarantine", {"partitions": to_ranges(partitions)})
 
     async def skip(
         self, partition: PartitionLike, offset: int, *, why: str = "", expires_s: Optional[float] = None
-    ) -> OrderReport:
+    ) -> CommandReport:
         """Keeps the record at this offset from the handler. The record counts as done."""
         arguments = {"partitions": to_ranges([partition]), "offset": offset}
         return await self.give("skip", arguments, why=why, expires_s=expires_s)
 
-    async def unskip(self, partition: PartitionLike, offset: int) -> tuple[Order, ...]:
+    async def unskip(self, partition: PartitionLike, offset: int) -> tuple[Command, ...]:
         """Withdraws a skip. A record that was already skipped stays skipped."""
         return await self._withdraw(
-            lambda order: (
-                order.kind == "skip"
-                and order.partitions == frozenset({partition})
-                and order.arguments.get("offset") == offset
+            lambda command: (
+                command.kind == "skip"
+                and command.partitions == frozenset({partition})
+                and command.arguments.get("offset") == offset
             ),
             f"no skip of {partition[0]}:{partition[1]} at {offset}",
         )
 
     async def seek(
         self, partitions: Collection[PartitionLike], to: str, *, why: str = "", expires_s: Optional[float] = None
-    ) -> OrderReport:
+    ) -> CommandReport:
         """Makes the owners seek to `to`: "earliest", "latest", an offset, or "timestamp:MILLISECONDS".
 
         The result names the former position of each partition.
@@ -161,13 +161,13 @@ class OrdersFromOutside:
 
     # -- about the group -----------------------------------------------------------------------------------------
 
-    async def freeze(self, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+    async def freeze(self, *, why: str = "", expires_s: Optional[float] = None) -> CommandReport:
         """Keeps every partition at its live owner. Partitions without an owner still get one."""
         return await self.give("freeze", {}, why=why, expires_s=expires_s)
 
-    async def thaw(self) -> tuple[Order, ...]:
+    async def thaw(self) -> tuple[Command, ...]:
         """Withdraws the freeze."""
-        return await self._withdraw(lambda order: order.kind == "freeze", "no freeze")
+        return await self._withdraw(lambda command: command.kind == "freeze", "no freeze")
 
     async def budget(
         self,
@@ -176,7 +176,7 @@ class OrdersFromOutside:
         per_minute: Optional[int] = None,
         why: str = "",
         expires_s: Optional[float] = None,
-    ) -> OrderReport:
+    ) -> CommandReport:
         """Limits how many partitions leave live owners at once and within a minute. None: no limit."""
         if at_once is None and per_minute is None:
             raise ConfigError("a budget needs at_once or per_minute")
@@ -187,24 +187,24 @@ class OrdersFromOutside:
 
     async def give(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
-    ) -> OrderReport:
+    ) -> CommandReport:
         """Writes a command of any kind, with unchanged `arguments`."""
         return await self._put(self.make(kind, arguments, why=why, expires_s=expires_s))
 
     async def give_by_name(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
-    ) -> OrderReport:
-        """Like `give`, for members in any of the forms that `GroupOrders` accepts. Raises OrderRefused for an unknown
-        member or rack."""
+    ) -> CommandReport:
+        """Like `give`, for members in any of the forms that `GroupCommands` accepts. Raises CommandRefused for an
+        unknown member or rack."""
         self.make(kind, arguments)  # raises for wrong arguments before it reads the members
         if not MEMBER_ARGUMENTS.isdisjoint(arguments):
             arguments = with_lasting_names(self._group, await self._members(), arguments)
         return await self.give(kind, arguments, why=why, expires_s=expires_s)
 
-    async def withdraw(self, kind: str, arguments: Mapping[str, Any]) -> tuple[Order, ...]:
+    async def withdraw(self, kind: str, arguments: Mapping[str, Any]) -> tuple[Command, ...]:
         """Withdraws commands of one kind from these partitions: "pause", "quarantine", "pin" or "skip".
 
-        The commands stay in force for their other partitions. Raises OrderRefused if there is no such command.
+        The commands stay in force for their other partitions. Raises CommandRefused if there is no such command.
         """
         if kind not in WITHDRAWN_BY_PARTITION:
             raise ConfigError(f"withdraw a command {kind!r} by its id, with `remove`")
@@ -214,28 +214,30 @@ class OrdersFromOutside:
             return await self.unskip(partition, probe.arguments["offset"])
         gone, now_ms = probe.partitions, wall_ms()
         found = [
-            order for order in (await self._orders.read()).entries if order.kind == kind and order.partitions & gone
+            command
+            for command in (await self._commands.read()).entries
+            if command.kind == kind and command.partitions & gone
         ]
         if not found:
-            raise OrderRefused(f"group {self._group!r} has no {kind} of these partitions")
-        for order in found:
-            rest = order.partitions - gone
+            raise CommandRefused(f"group {self._group!r} has no {kind} of these partitions")
+        for command in found:
+            rest = command.partitions - gone
             if rest:
-                changed = replace(order, arguments={**order.arguments, "partitions": to_ranges(rest)})
-                await self._orders.put(changed, now_ms)
-        whole = [order.id for order in found if not order.partitions - gone]
+                changed = replace(command, arguments={**command.arguments, "partitions": to_ranges(rest)})
+                await self._commands.put(changed, now_ms)
+        whole = [command.id for command in found if not command.partitions - gone]
         if whole:
-            await self._orders.remove(whole, now_ms)
+            await self._commands.remove(whole, now_ms)
         return tuple(found)
 
     def make(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
-    ) -> Order:
+    ) -> Command:
         """Returns the command that `give` would write. Raises ConfigError."""
         if kind in KINDS:
             self._check_kind(kind)
         now_ms = wall_ms()
-        return Order.make(
+        return Command.make(
             kind,
             arguments,
             who=default_operator() if self._who is None else self._who,
@@ -244,77 +246,77 @@ class OrdersFromOutside:
             expires=None if expires_s is None else now_ms + int(expires_s * 1000),
         )
 
-    async def remove(self, *ids: str) -> tuple[Order, ...]:
-        """Withdraws commands by id. Raises NoSuchOrder, and withdraws none, if an id does not exist."""
-        return await self._orders.remove(ids, wall_ms())
+    async def remove(self, *ids: str) -> tuple[Command, ...]:
+        """Withdraws commands by id. Raises NoSuchCommand, and withdraws none, if an id does not exist."""
+        return await self._commands.remove(ids, wall_ms())
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    async def _put(self, order: Order) -> OrderReport:
+    async def _put(self, command: Command) -> CommandReport:
         members = await self._members()
         # a group of resources has no topics, and a resource may have any name
         if members and all(info.pattern != ANY_TOPIC for info in members.values()):
-            for topic in {topic for topic, _ in order.partitions}:
+            for topic in {topic for topic, _ in command.partitions}:
                 check_topic(topic)
-        kind = KINDS.get(order.kind)
-        if members and kind is not None and kind.acts == "owner" and unknown_to_all(order, members):
-            raise OrderRefused(f"no member of the group {self._group!r} executes {order.kind!r} commands")
-        await self._orders.put(order, wall_ms())
-        _, pending = counting([order], members, {})
+        kind = KINDS.get(command.kind)
+        if members and kind is not None and kind.acts == "owner" and unknown_to_all(command, members):
+            raise CommandRefused(f"no member of the group {self._group!r} executes {command.kind!r} commands")
+        await self._commands.put(command, wall_ms())
+        _, pending = counting([command], members, {})
         if pending:
-            return OrderReport(order, *pending[order.id])
-        return OrderReport(order, "given", "" if members else "the group has no member")
+            return CommandReport(command, *pending[command.id])
+        return CommandReport(command, "given", "" if members else "the group has no member")
 
-    async def _withdraw(self, chosen: Any, missing: str) -> tuple[Order, ...]:
-        found = [order.id for order in (await self._orders.read()).entries if chosen(order)]
+    async def _withdraw(self, chosen: Any, missing: str) -> tuple[Command, ...]:
+        found = [command.id for command in (await self._commands.read()).entries if chosen(command)]
         if not found:
-            raise OrderRefused(f"group {self._group!r} has {missing}")
-        return await self._orders.remove(found, wall_ms())
+            raise CommandRefused(f"group {self._group!r} has {missing}")
+        return await self._commands.remove(found, wall_ms())
 
     def _check_kind(self, kind: str) -> None:
-        """Raises OrderRefused for a kind of command that the group does not support."""
+        """Raises CommandRefused for a kind of command that the group does not support."""
 
     async def _members(self) -> Mapping[str, MemberInfo]:
-        """Returns the live members in join order. Raises OrderRefused if the group does not exist."""
+        """Returns the live members in join order. Raises CommandRefused if the group does not exist."""
         return (await self._state()).members
 
     async def _state(self) -> GroupState:
-        """Returns the group. Raises OrderRefused if it does not exist."""
+        """Returns the group. Raises CommandRefused if it does not exist."""
         raise NotImplementedError
 
 
-class OrdersOfGroup(OrdersFromOutside):
+class CommandsOfGroup(CommandsFromOutside):
     """The operator commands of a group in ZooKeeper. The caller opens and closes the session."""
 
     def __init__(
-        self, zk: ZooKeeperClient, paths: Paths, who: Optional[str] = None, orders: Optional[OrderKeeper] = None
+        self, zk: ZooKeeperClient, paths: Paths, who: Optional[str] = None, commands: Optional[CommandKeeper] = None
     ) -> None:
-        super().__init__(orders or OrderStore(zk, paths), paths.group, who)
+        super().__init__(commands or CommandStore(zk, paths), paths.group, who)
         self._zk = zk
         self._root = paths.root
 
     async def _state(self) -> GroupState:
         found = await describe(self._zk, self._group, self._root)
         if found is None:
-            raise OrderRefused(f"ZooKeeper has no group {self._group!r} under {self._root}. {NOT_OURS}")
+            raise CommandRefused(f"ZooKeeper has no group {self._group!r} under {self._root}. {NOT_OURS}")
         return found
 
 
 @names_arguments
-class GroupOrders(OrdersOfGroup):
+class GroupCommands(CommandsOfGroup):
     """Adds, lists and withdraws operator commands of one group with membership "zookeeper".
 
-        async with GroupOrders("zk1:2181", "billing") as orders:
-            await orders.evacuate("billing-web1", why="its disk is failing")
-            for each in await orders.list():
-                print(each.order.kind, each.state, each.why)
+        async with GroupCommands("zk1:2181", "billing") as commands:
+            await commands.evacuate("billing-web1", why="its disk is failing")
+            for each in await commands.list():
+                print(each.command.kind, each.state, each.why)
 
     Name a member by its client id, by the name that `allocator group describe` shows, or by its number, "#12". A place
     is a member, or "rack:NAME". Each command has `who` (default user@host), the time and `why`, and expires after
     `expires_s` seconds. A new command replaces an earlier command of its kind with the same subject.
 
     The leader executes a command once every live member knows its kind; the report names the members of older versions.
-    Every method raises OrderRefused if the group cannot execute the command, and ConfigError for wrong arguments. In
+    Every method raises CommandRefused if the group cannot execute the command, and ConfigError for wrong arguments. In
     both cases it writes nothing. `timeout_s`: seconds to connect to ZooKeeper.
     """
 
@@ -331,7 +333,7 @@ class GroupOrders(OrdersOfGroup):
         super().__init__(ZooKeeperClient(zookeeper, options=zookeeper_options), Paths(root, group), who)
         self._timeout_s = timeout_s
 
-    async def __aenter__(self) -> GroupOrders:
+    async def __aenter__(self) -> GroupCommands:
         await self._zk.connect(self._timeout_s, make_chroot=False)
         return self
 
@@ -356,5 +358,5 @@ def default_operator() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-async def _canary(orders: OrderKeeper) -> Optional[Order]:
-    return next(iter((await orders.read()).in_force(wall_ms(), ("canary",))), None)
+async def _canary(commands: CommandKeeper) -> Optional[Command]:
+    return next(iter((await commands.read()).in_force(wall_ms(), ("canary",))), None)

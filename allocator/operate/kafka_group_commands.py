@@ -6,45 +6,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from allocator.commands import KINDS, OrderKeeper
+from allocator.commands import KINDS, CommandKeeper
 from allocator.core.client import KafkaClient
 from allocator.core.settings import names_arguments
-from allocator.errors import OrderRefused
-from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside
+from allocator.errors import CommandRefused
+from allocator.operate.group_commands import NOT_OURS, CommandsFromOutside
 from allocator.operate.group_report import GroupState
 from allocator.operate.kafka_describe import kafka_group
-from allocator.protocols import OrderTopic
+from allocator.protocols import CommandTopic
 
 OWNERS_KINDS = tuple(kind.name for kind in KINDS.values() if kind.acts == "owner")
 
 
-class OrdersOfKafkaGroup(OrdersFromOutside):
+class CommandsOfKafkaGroup(CommandsFromOutside):
     """The operator commands of a group that uses Kafka's own protocols. The caller opens and closes the connection."""
 
-    def __init__(self, client: KafkaClient, orders: OrderKeeper, group: str, who: str | None = None) -> None:
-        super().__init__(orders, group, who)
+    def __init__(self, client: KafkaClient, commands: CommandKeeper, group: str, who: str | None = None) -> None:
+        super().__init__(commands, group, who)
         self._client = client
 
     def _check_kind(self, kind: str) -> None:
         if kind not in OWNERS_KINDS:
-            raise OrderRefused(f"group {self._group!r} uses one of Kafka's group protocols. {NOT_OURS}")
+            raise CommandRefused(f"group {self._group!r} uses one of Kafka's group protocols. {NOT_OURS}")
 
     async def _state(self) -> GroupState:
         found = await kafka_group(self._client, self._group) or GroupState(self._group, {}, {}, None)
         # Kafka does not report the kinds of commands that a member knows
-        return replace(found, members={m: replace(info, orders=OWNERS_KINDS) for m, info in found.members.items()})
+        return replace(found, members={m: replace(info, commands=OWNERS_KINDS) for m, info in found.members.items()})
 
 
 @names_arguments
-class KafkaGroupOrders(OrdersOfKafkaGroup):
+class KafkaGroupCommands(CommandsOfKafkaGroup):
     """Adds, lists and withdraws operator commands of one group with membership "kafka": pause, skip, quarantine, seek.
 
-        async with KafkaGroupOrders("b1:9092", "billing", create=True) as orders:
-            await orders.pause([TopicPartition("orders", 3)], why="its customer asked for it")
+        async with KafkaGroupCommands("b1:9092", "billing", create=True) as commands:
+            await commands.pause([TopicPartition("orders", 3)], why="its customer asked for it")
 
     The commands are in the compacted topic `<group>.orders`. With `create`, the first command creates it. Each command
     has `who` (default user@host), the time and `why`, and expires after `expires_s` seconds. Kafka's coordinator
-    assigns the partitions, so commands about members and assignments raise OrderRefused.
+    assigns the partitions, so commands about members and assignments raise CommandRefused.
 
     Members of older versions and of other clients ignore the commands, and Kafka does not report which members those
     are. `timeout_s`: seconds for the brokers to respond.
@@ -60,11 +60,11 @@ class KafkaGroupOrders(OrdersOfKafkaGroup):
         create: bool = False,
         timeout_s: float = 10.0,
     ) -> None:
-        topic = OrderTopic(brokers, group, security=security, create=create, timeout_s=timeout_s)
+        topic = CommandTopic(brokers, group, security=security, create=create, timeout_s=timeout_s)
         super().__init__(KafkaClient(brokers, security=security, request_timeout_s=timeout_s), topic, group, who)
         self._timeout_s = timeout_s
 
-    async def __aenter__(self) -> KafkaGroupOrders:
+    async def __aenter__(self) -> KafkaGroupCommands:
         try:
             await self._client.connect(self._timeout_s)
         except BaseException:

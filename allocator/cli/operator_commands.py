@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allocator.cli.group import group
-from allocator.cli.options import GROUP, Command, decorated, repeated, with_clusters
+from allocator.cli.options import GROUP, Callback, decorated, repeated, with_clusters
 from allocator.cli.output import console, print_json
-from allocator.cli.report import orders_table
+from allocator.cli.report import commands_table
 from allocator.core.aio import milliseconds, wall_ms
 from allocator.core.text import plain
 from allocator.errors import ConfigError
@@ -23,8 +23,8 @@ from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     from allocator.cli.access import Access
-    from allocator.commands import Order
-    from allocator.operate import Act, OrderReport
+    from allocator.commands import Command
+    from allocator.operate import Act, CommandReport
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -59,7 +59,7 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Show what would move. Wr
 CREATE = click.option("--create", is_flag=True, help="Create the topic GROUP.orders, for a group in Kafka.")
 
 
-def _registered(name: str, command: Command, *parameters: Command) -> Command:
+def _registered(name: str, command: Callback, *parameters: Callback) -> Callback:
     return group.command(name)(
         decorated(command, click.argument("name", metavar="GROUP", type=GROUP), *parameters, with_clusters)
     )
@@ -69,14 +69,14 @@ def _details(why: str, expires: str | None) -> dict[str, Any]:
     return {"why": why, "expires_s": None if expires is None else parse_expiry(expires, wall_ms())}
 
 
-def _order(command_name: str, *parameters: Command, of_records: bool = False) -> Callable[[Command], Command]:
+def _command(command_name: str, *parameters: Callback, of_records: bool = False) -> Callable[[Callback], Callback]:
     """Registers a function as the CLI command that writes an operator command. The function returns an `Act`.
 
     It gets the values of `parameters`, and the reason and the expiry as `details`. Set `of_records` for an operator
     command about records: groups in Kafka follow it too.
     """
 
-    def add(function: Command) -> Command:
+    def add(function: Callback) -> Callback:
         @functools.wraps(function)
         def command(
             name: str,
@@ -89,15 +89,15 @@ def _order(command_name: str, *parameters: Command, of_records: bool = False) ->
             **given: Any,
         ) -> None:
             from allocator.cli.planning import show_plan
-            from allocator.operate import OrderReport, give, planned
+            from allocator.operate import CommandReport, give, planned
 
             act = function(details=_details(why, expires), **given)
             if dry_run:
                 show_plan(asyncio.run(planned(access, name, [], [act])), as_json)
                 return
             outcome = asyncio.run(give(access, name, act, create=create, by_leader=not of_records))
-            # an OrderReport is a tuple too, so check for it first
-            (_show_given if isinstance(outcome, OrderReport) else _show_withdrawn)(name, outcome, as_json)
+            # an CommandReport is a tuple too, so check for it first
+            (_show_given if isinstance(outcome, CommandReport) else _show_withdrawn)(name, outcome, as_json)
 
         option = CREATE if of_records else DRY_RUN
         return _registered(command_name, command, *parameters, *REASON_OPTIONS, option)
@@ -105,10 +105,10 @@ def _order(command_name: str, *parameters: Command, of_records: bool = False) ->
     return add
 
 
-def _withdrawal(command_name: str, *parameters: Command) -> Callable[[Command], Command]:
+def _withdrawal(command_name: str, *parameters: Callback) -> Callable[[Callback], Callback]:
     """Registers a function as a CLI command that withdraws operator commands. The function returns an `Act`."""
 
-    def add(function: Command) -> Command:
+    def add(function: Callback) -> Callback:
         @functools.wraps(function)
         def command(name: str, access: Access, as_json: bool, **given: Any) -> None:
             _withdraw(access, name, as_json, function(**given))
@@ -119,105 +119,105 @@ def _withdrawal(command_name: str, *parameters: Command) -> Callable[[Command], 
 
 
 def _withdraw(access: Access, name: str, as_json: bool, act: Act) -> None:
-    from allocator.operate import OrderReport, give
+    from allocator.operate import CommandReport, give
 
     outcome = asyncio.run(give(access, name, act))
     # `promote MEMBER` changes the command instead of withdrawing it
-    _show_withdrawn(name, (outcome.order,) if isinstance(outcome, OrderReport) else outcome, as_json)
+    _show_withdrawn(name, (outcome.command,) if isinstance(outcome, CommandReport) else outcome, as_json)
 
 
-def _show_given(name: str, report: OrderReport, as_json: bool) -> None:
+def _show_given(name: str, report: CommandReport, as_json: bool) -> None:
     if as_json:
-        print_json({"group": name, "order": report.to_json()})
+        print_json({"group": name, "command": report.to_json()})
         return
-    click.echo(plain(f"{name}: {report.order} ({report.order.id}): {report.state}"))
+    click.echo(plain(f"{name}: {report.command} ({report.command.id}): {report.state}"))
     if report.why:
         click.echo(plain(report.why), err=True)
 
 
-def _show_withdrawn(name: str, orders: Collection[Order], as_json: bool) -> None:
+def _show_withdrawn(name: str, commands: Collection[Command], as_json: bool) -> None:
     if as_json:
-        print_json({"group": name, "withdrawn": [{**order.to_json(), "text": str(order)} for order in orders]})
+        print_json({"group": name, "withdrawn": [{**command.to_json(), "text": str(command)} for command in commands]})
         return
-    for order in orders:
-        click.echo(plain(f"{name}: no longer {order} ({order.id})"))
+    for command in commands:
+        click.echo(plain(f"{name}: no longer {command} ({command.id})"))
 
 
-@group.command("orders")
+@group.command("commands")
 @click.argument("name", metavar="GROUP", type=GROUP)
 @repeated("--remove", metavar="ID", text="Withdraw this command")
 @with_clusters
-def orders_command(name: str, remove: tuple[str, ...], access: Access, as_json: bool) -> None:
+def list_commands(name: str, remove: tuple[str, ...], access: Access, as_json: bool) -> None:
     """List the operator commands of GROUP with their states, or withdraw them by id."""
     from allocator.operate import give
 
     if remove:
-        _withdraw(access, name, as_json, lambda orders: orders.remove(*remove))
+        _withdraw(access, name, as_json, lambda commands: commands.remove(*remove))
         return
     found = asyncio.run(give(access, name, methodcaller("list")))
     if as_json:
-        print_json({"group": name, "orders": [each.to_json() for each in found]})
+        print_json({"group": name, "commands": [each.to_json() for each in found]})
     elif found:
-        console().print(orders_table(found))
+        console().print(commands_table(found))
     else:
         click.echo(f"{name} has no operator commands")
 
 
-@_order("cordon", MEMBER)
+@_command("cordon", MEMBER)
 def cordon(member: str, details: Any) -> Act:
     """Assign no further partitions to MEMBER, which keeps those that it owns."""
-    return lambda orders: orders.cordon(member, **details)
+    return lambda commands: commands.cordon(member, **details)
 
 
-@_order("evacuate", MEMBER)
+@_command("evacuate", MEMBER)
 def evacuate(member: str, details: Any) -> Act:
-    """Move all partitions away from MEMBER, within the budget. `orders` shows when it has none."""
-    return lambda orders: orders.evacuate(member, **details)
+    """Move all partitions away from MEMBER, within the budget. `commands` shows when it has none."""
+    return lambda commands: commands.evacuate(member, **details)
 
 
 @_withdrawal("uncordon", MEMBER)
 def uncordon(member: str) -> Act:
     """Withdraw the cordon or the evacuation of MEMBER."""
-    return lambda orders: orders.uncordon(member)
+    return lambda commands: commands.uncordon(member)
 
 
-@_order("swap", click.argument("old"), click.argument("new"))
+@_command("swap", click.argument("old"), click.argument("new"))
 def swap(old: str, new: str, details: Any) -> Act:
     """Move all partitions of OLD to NEW, and no others. NEW may join later.
 
     If NEW already owns partitions, the leader distributes them among all members.
     """
-    return lambda orders: orders.swap(old, new, **details)
+    return lambda commands: commands.swap(old, new, **details)
 
 
-@_order("pin", PARTITIONS, click.argument("place"))
+@_command("pin", PARTITIONS, click.argument("place"))
 def pin(partitions: frozenset[TopicPartition], place: str, details: Any) -> Act:
     """Assign PARTITIONS (topic:0-3,7) to PLACE: a member, or rack:NAME.
 
     While PLACE has no live member, other members get these partitions.
     """
-    return lambda orders: orders.pin(partitions, place, **details)
+    return lambda commands: commands.pin(partitions, place, **details)
 
 
 @_withdrawal("unpin", PARTITIONS)
 def unpin(partitions: frozenset[TopicPartition]) -> Act:
     """Withdraw the pins of PARTITIONS (topic:0-3,7)."""
-    return lambda orders: orders.unpin(partitions)
+    return lambda commands: commands.unpin(partitions)
 
 
-@_order("freeze")
+@_command("freeze")
 def freeze(details: Any) -> Act:
     """Move no partitions away from live members. Partitions without an owner still get one."""
-    return lambda orders: orders.freeze(**details)
+    return lambda commands: commands.freeze(**details)
 
 
 @_withdrawal("thaw")
 def thaw() -> Act:
     """Withdraw the freeze."""
-    return lambda orders: orders.thaw()
+    return lambda commands: commands.thaw()
 
 
-@_order(
+@_command(
     "budget",
     click.option(
         "--at-once", type=click.IntRange(1), help="Maximum number of partitions that move at once (default: no limit)."
@@ -230,37 +230,37 @@ def thaw() -> Act:
 )
 def budget(at_once: int | None, per_minute: int | None, details: Any) -> Act:
     """Limit the moves in GROUP. Partitions without a live owner do not count."""
-    return lambda orders: orders.budget(at_once=at_once, per_minute=per_minute, **details)
+    return lambda commands: commands.budget(at_once=at_once, per_minute=per_minute, **details)
 
 
-@_order("canary", click.argument("count", type=click.IntRange(0)))
+@_command("canary", click.argument("count", type=click.IntRange(0)))
 def canary(count: int, details: Any) -> Act:
     """Assign exactly COUNT partitions to each process that joins from now on, until `promote`."""
-    return lambda orders: orders.canary(count, **details)
+    return lambda commands: commands.canary(count, **details)
 
 
 @_withdrawal("promote", click.argument("member", required=False))
 def promote(member: str | None) -> Act:
     """End the canary for MEMBER, or for all members: they get their full number of partitions."""
-    return lambda orders: orders.promote(member)
+    return lambda commands: commands.promote(member)
 
 
 # -- records ---------------------------------------------------------------------------------------------------------
 
 
-@_order("pause", PARTITIONS, of_records=True)
+@_command("pause", PARTITIONS, of_records=True)
 def pause(partitions: frozenset[TopicPartition], details: Any) -> Act:
     """Deliver no records of PARTITIONS (topic:0-3,7) to handlers until `resume`. Owners keep the partitions."""
-    return lambda orders: orders.pause(partitions, **details)
+    return lambda commands: commands.pause(partitions, **details)
 
 
 @_withdrawal("resume", PARTITIONS)
 def resume(partitions: frozenset[TopicPartition]) -> Act:
     """Withdraw the pause of PARTITIONS (topic:0-3,7)."""
-    return lambda orders: orders.resume(partitions)
+    return lambda commands: commands.resume(partitions)
 
 
-@_order(
+@_command(
     "skip",
     click.argument("partition", callback=_partitions),
     click.argument("offset", type=click.IntRange(0)),
@@ -272,22 +272,22 @@ def skip(partition: frozenset[TopicPartition], offset: int, undo: bool, details:
     if len(partition) != 1:
         raise ConfigError(f"an offset needs exactly one partition, not {len(partition)}")
     (one,) = partition
-    return lambda orders: orders.unskip(one, offset) if undo else orders.skip(one, offset, **details)
+    return lambda commands: commands.unskip(one, offset) if undo else commands.skip(one, offset, **details)
 
 
-@_order(
+@_command(
     "quarantine", PARTITIONS, click.option("--lift", is_flag=True, help="Withdraw the quarantine."), of_records=True
 )
 def quarantine(partitions: frozenset[TopicPartition], lift: bool, details: Any) -> Act:
     """Send the records of PARTITIONS (topic:0-3,7) to the dead-letter topic instead of the handler."""
-    return lambda orders: orders.lift(partitions) if lift else orders.quarantine(partitions, **details)
+    return lambda commands: commands.lift(partitions) if lift else commands.quarantine(partitions, **details)
 
 
-@_order("seek", PARTITIONS, click.option("--to", required=True, help=f"New offset: {SEEK_TARGETS}."), of_records=True)
+@_command("seek", PARTITIONS, click.option("--to", required=True, help=f"New offset: {SEEK_TARGETS}."), of_records=True)
 def seek(partitions: frozenset[TopicPartition], to: str, details: Any) -> Act:
-    """Move the position of PARTITIONS (topic:0-3,7) to another offset. `orders` shows the former positions."""
+    """Move the position of PARTITIONS (topic:0-3,7) to another offset. `commands` shows the former positions."""
     place = str(parse_target(to, relative=False))
-    return lambda orders: orders.seek(partitions, place, **details)
+    return lambda commands: commands.seek(partitions, place, **details)
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def seek(partitions: frozenset[TopicPartition], to: str, details: Any) -> Act:
 @click.option("--apply", "apply", is_flag=True, help="Write the operator commands, if the plan contains nothing else.")
 @click.option("--why", default="", show_default=False, help="Reason, shown with the commands of --apply.")
 @with_clusters
-def plan_command(
+def pla_command(
     name: str,
     function: str | None,
     freeze: bool,
@@ -335,25 +335,25 @@ def plan_command(
     from allocator.operate import changes_of, give, pair, planned
 
     changes = changes_of(given, function)
-    orders = [
+    commands = [
         *(methodcaller("cordon", member, why=why) for member in given["cordon"]),
         *(methodcaller("evacuate", member, why=why) for member in given["evacuate"]),
         *(methodcaller("swap", *pair(text, "--swap"), why=why) for text in given["swap"]),
     ]
     for text in given["pin"]:
         partitions, place = pair(text, "--pin")
-        orders.append(methodcaller("pin", parse_partitions(partitions), place, why=why))
+        commands.append(methodcaller("pin", parse_partitions(partitions), place, why=why))
     if freeze:
-        orders.append(methodcaller("freeze", why=why))
+        commands.append(methodcaller("freeze", why=why))
     if at_once is not None or per_minute is not None:
-        orders.append(methodcaller("budget", at_once=at_once, per_minute=per_minute, why=why))
-    if apply and (changes or not orders):
+        commands.append(methodcaller("budget", at_once=at_once, per_minute=per_minute, why=why))
+    if apply and (changes or not commands):
         raise ConfigError(
             "--apply writes operator commands, so the plan must consist of them (--cordon, --evacuate, --pin, ...)"
         )
-    plan = asyncio.run(planned(access, name, changes, orders))
+    plan = asyncio.run(planned(access, name, changes, commands))
     show_plan(plan, as_json)
     if apply:
-        for order in orders:
-            report = asyncio.run(give(access, name, order, by_leader=True))
-            click.echo(plain(f"{name}: {report.order} ({report.order.id}): {report.state}"), err=as_json)
+        for command in commands:
+            report = asyncio.run(give(access, name, command, by_leader=True))
+            click.echo(plain(f"{name}: {report.command} ({report.command.id}): {report.state}"), err=as_json)

@@ -1,6 +1,6 @@
 """Operators steer a running group of Kafka's own protocol, with orders in a topic.
 
-The effect of each order is the subject of test_operator_orders.py.
+The effect of each command is the subject of test_operator_commands.py.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from allocator import KafkaGroupOrders
+from allocator import KafkaGroupCommands
 from allocator.cli.commands import main
-from allocator.core.errors import OrderRefused
+from allocator.core.errors import CommandRefused
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import Record
 from tests.consumer.real_service import Service
 
 
-async def test_members_over_kafka_obey_orders_and_their_undoing(
+async def test_members_over_kafka_obey_commands_and_their_undoing(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     topic, dead = topic_factory(2), topic_factory(1)
@@ -46,7 +46,7 @@ async def test_members_over_kafka_obey_orders_and_their_undoing(
         return done.output
 
     async def listed() -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(await command("orders", group, "--json"))["orders"]
+        found: list[dict[str, Any]] = json.loads(await command("commands", group, "--json"))["commands"]
         return found
 
     async with service.consumer() as consumer:
@@ -86,21 +86,21 @@ async def test_members_over_kafka_obey_orders_and_their_undoing(
     # the next owner obeys from its first record on, and ignores foreign records in the topic
     foreign = [(b"o-00000001", b"{", 0), (b"\xff", b"\xff", 0)]
     await asyncio.to_thread(kafka_cluster.produce, f"{group}.orders", foreign)
-    async with KafkaGroupOrders(kafka_cluster.bootstrap, group, who="bob", timeout_s=30) as orders:
-        await orders.pause([(topic, 1)], expires_s=3600)  # a plain tuple counts as a TopicPartition
+    async with KafkaGroupCommands(kafka_cluster.bootstrap, group, who="bob", timeout_s=30) as commands:
+        await commands.pause([(topic, 1)], expires_s=3600)  # a plain tuple counts as a TopicPartition
         await produce(0, 1)
         async with service.consumer() as second:
             batch = await second.getbatch(30)
             while batch is not None:
                 assert batch.partition == 0
                 batch = await second.getbatch(0)
-            assert {each.order.kind: each.order.who for each in await orders.list()}["pause"] == "bob"
-            await orders.resume([(topic, 1)])
-            with pytest.raises(OrderRefused, match=f"no skip of {topic}:1 at 9"):
-                await orders.unskip((topic, 1), 9)
+            assert {each.command.kind: each.command.who for each in await commands.list()}["pause"] == "bob"
+            await commands.resume([(topic, 1)])
+            with pytest.raises(CommandRefused, match=f"no skip of {topic}:1 at 9"):
+                await commands.unskip((topic, 1), 9)
             batch = await second.getbatch(30)
             while batch is not None and batch.partition == 0:
                 batch = await second.getbatch(30)
             assert batch is not None
-            await orders.remove(*(each.order.id for each in await orders.list()))
-            assert await orders.list() == []
+            await commands.remove(*(each.command.id for each in await commands.list()))
+            assert await commands.list() == []

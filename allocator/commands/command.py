@@ -1,6 +1,6 @@
 """Defines the operator commands, and encodes the znode `<root>/<group>/orders` that stores them. No I/O.
 
-The znode is persistent, plain JSON, and replaced by compare-and-set (`order_store`):
+The znode is persistent, plain JSON, and replaced by compare-and-set (`command_store`):
 
     {"format": 1, "orders": [
       {"id": "o-5f3a9c21", "kind": "cordon", "arguments": {"member": "billing-web1"}, "who": "alice@ops1",
@@ -11,13 +11,13 @@ null. `arguments` depend on the kind (`KINDS`). A partition argument is written 
 Kinds that are carried out once for each partition have `results`: {"when": ms, "by": "<member id>",
 "partitions": {"orders": "0"}, "what": "sought to 42"}. Such a command is done when its results name all its partitions.
 
-An order of an unknown kind, or with wrong arguments, stays in the znode and has no effect; `Order.fault` names the
+A command of an unknown kind, or with wrong arguments, stays in the znode and has no effect; `Order.fault` names the
 fault. The first write after a day removes expired and done commands.
 
-To add a kind, add an `OrderKind` to `_KINDS`. Its checks refuse wrong arguments before they are written. Each member
-writes the name of the kind to its znode (`MemberInfo.orders`), so that members of older versions can be named. Then
+To add a kind, add an `CommandKind` to `_KINDS`. Its checks refuse wrong arguments before they are written. Each member
+writes the name of the kind to its znode (`MemberInfo.commands`), so that members of older versions can be named. Then
 carry out the kind in the leader, or in the owners of its partitions. Owners read the commands with one watch
-(`OrderStore.read`), and call `OrderStore.add_results` if the kind is carried out once.
+(`CommandStore.read`), and call `CommandStore.add_results` if the kind is carried out once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from allocator.documents import (
     parse_object,
     to_ranges,
 )
-from allocator.errors import ConfigError, NoSuchOrder
+from allocator.errors import ConfigError, NoSuchCommand
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 LONGEST_TEXT = 1_000  # characters of a reason or a name
@@ -52,7 +52,7 @@ MAX_NAMES = 2_000  # members in one list
 MAX_COUNT = 1_000_000
 KEPT_MS = 86_400_000  # a day: how long an expired or done command stays visible
 
-ORDER_ID = re.compile(r"o-[0-9a-f]{8,32}\Z")
+COMMAND_ID = re.compile(r"o-[0-9a-f]{8,32}\Z")
 POSITION = re.compile(r"(earliest|latest|(timestamp:)?[0-9]{1,18})\Z")
 KIND_NAME = re.compile(r"[a-z][a-z-]{0,39}\Z")
 
@@ -117,7 +117,7 @@ position_argument = _argument(
 
 
 @dataclass(frozen=True)
-class OrderKind:
+class CommandKind:
     """One kind of command."""
 
     name: str
@@ -151,61 +151,63 @@ def _canary_words(given: Mapping[str, Any]) -> str:
 
 
 _KINDS = (
-    OrderKind("cordon", "gives MEMBER no further partitions", {"member": member_argument}, words=itemgetter("member")),
-    OrderKind(
+    CommandKind(
+        "cordon", "gives MEMBER no further partitions", {"member": member_argument}, words=itemgetter("member")
+    ),
+    CommandKind(
         "evacuate", "gives all partitions of MEMBER to others", {"member": member_argument}, words=itemgetter("member")
     ),
-    OrderKind(
+    CommandKind(
         "swap",
         "gives all partitions of OLD to NEW, and to no other member",
         {"old": member_argument, "new": member_argument},
         subject=("old",),
         words=lambda given: f"{given['old']} for {given['new']}",
     ),
-    OrderKind(
+    CommandKind(
         "pin",
         "keeps PARTITIONS at one member, or within one rack",
         {"partitions": partitions_argument, "place": place_argument},
         subject=("partitions",),
         words=_place_words,
     ),
-    OrderKind("freeze", "moves no partition that has a live owner", subject=()),
-    OrderKind(
+    CommandKind("freeze", "moves no partition that has a live owner", subject=()),
+    CommandKind(
         "budget",
         "limits how many partitions are on the move at once, and in a minute",
         {"at_once": limit_argument, "per_minute": limit_argument},
         subject=(),
         words=_budget_words,
     ),
-    OrderKind(
+    CommandKind(
         "canary",
         "gives each new member exactly COUNT partitions until it is promoted",
         {"count": count_argument, "known": names_argument, "promoted": names_argument},
         subject=(),
         words=_canary_words,
     ),
-    OrderKind(
+    CommandKind(
         "pause",
         "keeps the records of PARTITIONS from their owners' code",
         {"partitions": partitions_argument},
         subject=("partitions",),
         acts="owner",
     ),
-    OrderKind(
+    CommandKind(
         "quarantine",
         "sends the records of PARTITIONS to the dead-letter topic, without a call of the handler",
         {"partitions": partitions_argument},
         subject=("partitions",),
         acts="owner",
     ),
-    OrderKind(
+    CommandKind(
         "skip",
         "leaves out the record at OFFSET of a partition",
         {"partitions": partitions_argument, "offset": offset_argument},
         acts="owner",
         words=lambda given: f"at {given['offset']}",
     ),
-    OrderKind(
+    CommandKind(
         "seek",
         "makes the owners of PARTITIONS continue at another position",
         {"partitions": partitions_argument, "to": position_argument},
@@ -216,12 +218,12 @@ _KINDS = (
     ),
 )
 
-KINDS: Mapping[str, OrderKind] = {kind.name: kind for kind in _KINDS}
+KINDS: Mapping[str, CommandKind] = {kind.name: kind for kind in _KINDS}
 """Every kind that this version knows, by name."""
 
 
 @dataclass(frozen=True)
-class OrderResult:
+class CommandResult:
     """The result of a command that is carried out once, for some of its partitions, by one member."""
 
     when: int
@@ -235,7 +237,7 @@ class OrderResult:
         return {"when": self.when, "by": self.by, "partitions": to_ranges(self.partitions), "what": self.what}
 
     @classmethod
-    def _of(cls, path: str, value: object, budget: InflateBudget) -> OrderResult:
+    def _of(cls, path: str, value: object, budget: InflateBudget) -> CommandResult:
         doc = check_mapping(path, "result", value)
         ranges = check_mapping(path, "partitions", doc.get("partitions"))
         budget.take(path, ranges)
@@ -248,7 +250,7 @@ class OrderResult:
 
 
 @dataclass(frozen=True)
-class Order:
+class Command:
     """One command. The module's docstring describes `arguments`."""
 
     id: str
@@ -260,7 +262,7 @@ class Order:
     why: str = ""
     expires: Optional[int] = None
     """Milliseconds since the epoch, None for never."""
-    results: tuple[OrderResult, ...] = ()
+    results: tuple[CommandResult, ...] = ()
 
     @classmethod
     def make(
@@ -272,7 +274,7 @@ class Order:
         now_ms: int,
         why: str = "",
         expires: Optional[int] = None,
-    ) -> Order:
+    ) -> Command:
         """Creates a command with a new id. Raises ConfigError for arguments that every member would refuse."""
         import secrets
 
@@ -283,10 +285,10 @@ class Order:
         for what, text in (("who", who), ("why", why)):
             if len(text) > LONGEST_TEXT:
                 raise ConfigError(f"{what} has {len(text)} characters; a command keeps at most {LONGEST_TEXT}")
-        order = cls(f"o-{secrets.token_hex(4)}", kind, dict(arguments), who, now_ms, why, expires)
-        if order.fault is not None:
-            raise ConfigError(f"the command {kind}: {order.fault}")
-        return order
+        command = cls(f"o-{secrets.token_hex(4)}", kind, dict(arguments), who, now_ms, why, expires)
+        if command.fault is not None:
+            raise ConfigError(f"the command {kind}: {command.fault}")
+        return command
 
     @cached_property
     def fault(self) -> Optional[str]:
@@ -302,8 +304,8 @@ class Order:
                 check(self.arguments[name])
             except ValueError as error:
                 return f"{name}: {error}"
-        if kind.once and (count := len(from_ranges(self.arguments["partitions"]))) > Orders.MAX_RESULTS:
-            return f"it names {count} partitions, more than the {Orders.MAX_RESULTS} that it can have results for"
+        if kind.once and (count := len(from_ranges(self.arguments["partitions"]))) > Commands.MAX_RESULTS:
+            return f"it names {count} partitions, more than the {Commands.MAX_RESULTS} that it can have results for"
         return None
 
     @cached_property
@@ -345,16 +347,16 @@ class Order:
         return {**values, "results": [result.to_json() for result in self.results]}
 
     @classmethod
-    def _of(cls, path: str, value: object, budget: InflateBudget) -> Order:
-        doc = check_mapping(path, "order", value)
+    def _of(cls, path: str, value: object, budget: InflateBudget) -> Command:
+        doc = check_mapping(path, "command", value)
         found, kind = check_text(path, "id", doc.get("id")), check_text(path, "kind", doc.get("kind"))
-        if not ORDER_ID.match(found) or not KIND_NAME.match(kind):
+        if not COMMAND_ID.match(found) or not KIND_NAME.match(kind):
             raise InvalidZnode(path, f"command {shown(found)} of kind {shown(kind)}")
         arguments = check_mapping(path, "arguments", doc.get("arguments"))
         results = check_list(path, "results", doc.get("results", []))
-        if len(results) > Orders.MAX_RESULTS:
+        if len(results) > Commands.MAX_RESULTS:
             raise InvalidZnode(path, f"{len(results)} results of {found}")
-        order = cls(
+        command = cls(
             id=found,
             kind=kind,
             arguments=arguments,
@@ -362,15 +364,15 @@ class Order:
             when=check_number(path, "when", doc.get("when")),
             why=_bounded(path, "why", doc.get("why", "")),
             expires=optional(check_number, path, doc, "expires"),
-            results=tuple(OrderResult._of(path, each, budget) for each in results),
+            results=tuple(CommandResult._of(path, each, budget) for each in results),
         )
-        if order.fault is None and "partitions" in arguments:
+        if command.fault is None and "partitions" in arguments:
             budget.take(path, arguments["partitions"])  # counts the partitions of all commands together
-        return order
+        return command
 
-    def _with(self, results: Collection[OrderResult]) -> Order:
+    def _with(self, results: Collection[CommandResult]) -> Command:
         new = [each for each in results if each not in self.results]
-        return replace(self, results=(*self.results, *new)[: Orders.MAX_RESULTS]) if new else self
+        return replace(self, results=(*self.results, *new)[: Commands.MAX_RESULTS]) if new else self
 
     def _over(self, now_ms: int) -> bool:
         """Whether it expired or was done more than a day ago."""
@@ -379,7 +381,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Orders:
+class Commands:
     """All commands of a group, the oldest first. Immutable: methods such as `put` return a new object."""
 
     MAX_ENTRIES: ClassVar = 1_000
@@ -387,49 +389,51 @@ class Orders:
     MAX_BYTES: ClassVar = 500_000  # bytes of the znode; ZooKeeper's own limit is 1 MiB by default
     RESULT_BYTES: ClassVar = 220  # of the result for one partition, without the name of its topic
 
-    entries: tuple[Order, ...] = ()
+    entries: tuple[Command, ...] = ()
 
-    def in_force(self, now_ms: int, kinds: Collection[str] = ()) -> tuple[Order, ...]:
+    def in_force(self, now_ms: int, kinds: Collection[str] = ()) -> tuple[Command, ...]:
         """Returns the commands of these kinds (none: of all kinds) that are in effect at `now_ms` and have no fault."""
         return tuple(
-            order
-            for order in self.entries
-            if not (order.expired(now_ms) or order.done or order.fault) and (not kinds or order.kind in kinds)
+            command
+            for command in self.entries
+            if not (command.expired(now_ms) or command.done or command.fault) and (not kinds or command.kind in kinds)
         )
 
     def next_expiry(self, now_ms: int) -> Optional[int]:
         """Returns when the next command expires, in milliseconds since the epoch; None if none expires."""
         return min((o.expires for o in self.entries if o.expires is not None and o.expires > now_ms), default=None)
 
-    def find(self, order_id: str) -> Optional[Order]:
-        return next((order for order in self.entries if order.id == order_id), None)
+    def find(self, command_id: str) -> Optional[Command]:
+        return next((command for command in self.entries if command.id == command_id), None)
 
-    def lacking(self, group: str, missing: Iterable[str]) -> NoSuchOrder:
+    def lacking(self, group: str, missing: Iterable[str]) -> NoSuchCommand:
         """Returns the error for ids that these commands do not contain."""
-        there = ", ".join(order.id for order in self.entries) or "none"
-        return NoSuchOrder(f"group {group!r} has no operator command {', '.join(sorted(missing))}; there are {there}")
+        there = ", ".join(command.id for command in self.entries) or "none"
+        return NoSuchCommand(f"group {group!r} has no operator command {', '.join(sorted(missing))}; there are {there}")
 
-    def put(self, order: Order, now_ms: int) -> Orders:
+    def put(self, command: Command, now_ms: int) -> Commands:
         """Returns the commands with this one added; it replaces those with its subject. Raises ConfigError for
         too many commands."""
         kept = tuple(
             each
             for each in self.entries
-            if each.subject != order.subject and each.id != order.id and not each._over(now_ms)
+            if each.subject != command.subject and each.id != command.id and not each._over(now_ms)
         )
         if len(kept) >= self.MAX_ENTRIES:
             raise ConfigError(f"the group has {len(kept)} operator commands, as many as it may have; remove some first")
-        return Orders((*kept, order))
+        return Commands((*kept, command))
 
-    def without(self, ids: Collection[str], now_ms: int) -> Orders:
-        return Orders(tuple(order for order in self.entries if order.id not in ids and not order._over(now_ms)))
+    def without(self, ids: Collection[str], now_ms: int) -> Commands:
+        return Commands(
+            tuple(command for command in self.entries if command.id not in ids and not command._over(now_ms))
+        )
 
-    def with_results(self, order_id: str, results: Collection[OrderResult]) -> Orders:
+    def with_results(self, command_id: str, results: Collection[CommandResult]) -> Commands:
         """Returns the commands with further results for that command; unchanged if the command does not exist."""
-        return Orders(tuple(each._with(results) if each.id == order_id else each for each in self.entries))
+        return Commands(tuple(each._with(results) if each.id == command_id else each for each in self.entries))
 
     @staticmethod
-    def encode_entry(entry: Union[Order, OrderResult]) -> bytes:
+    def encode_entry(entry: Union[Command, CommandResult]) -> bytes:
         """Encodes a result, or a command without its results, for a store that keeps commands and results
         separately."""
         return encode_object({name: value for name, value in entry.to_json().items() if name != "results"})
@@ -446,10 +450,10 @@ class Orders:
         `with_room`: there must also be room for the results of the commands that are carried out once. Without a
         result, each new owner would carry them out again.
         """
-        data = encode_object({"orders": [order.to_json() for order in self.entries]})
+        data = encode_object({"orders": [command.to_json() for command in self.entries]})
         size = len(data)
         if with_room:
-            waiting = (order.left for order in self.entries if order.fault is None and KINDS[order.kind].once)
+            waiting = (command.left for command in self.entries if command.fault is None and KINDS[command.kind].once)
             size += sum(self.RESULT_BYTES + len(partition.topic) for left in waiting for partition in left)
         if size > self.MAX_BYTES:
             raise ConfigError(
@@ -459,7 +463,7 @@ class Orders:
         return data
 
     @classmethod
-    def decode(cls, path: str, data: bytes) -> Orders:
+    def decode(cls, path: str, data: bytes) -> Commands:
         """Decodes commands. A command with wrong arguments is kept (`Order.fault`). Raises InvalidZnode."""
         if not data:
             return cls()  # the znode was created and not written yet
@@ -467,33 +471,33 @@ class Orders:
         if len(listed) > cls.MAX_ENTRIES:
             raise InvalidZnode(path, f"{len(listed)} commands, more than {cls.MAX_ENTRIES}")
         budget = InflateBudget()
-        orders = tuple(Order._of(path, each, budget) for each in listed)
-        if len({order.id for order in orders}) != len(orders):
+        commands = tuple(Command._of(path, each, budget) for each in listed)
+        if len({command.id for command in commands}) != len(commands):
             raise InvalidZnode(path, "two commands have one id")
-        return cls(orders)
+        return cls(commands)
 
 
-class OrderKeeper(Protocol):
+class CommandKeeper(Protocol):
     """Stores the commands of one group, in a znode or in a topic."""
 
-    async def read(self) -> Orders: ...
+    async def read(self) -> Commands: ...
 
-    async def put(self, order: Order, now_ms: int) -> object:
+    async def put(self, command: Command, now_ms: int) -> object:
         """Writes one command; it replaces an earlier one with the same subject."""
 
-    async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
-        """Removes commands and returns the removed ones. If one id does not exist, raises NoSuchOrder and
+    async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Command, ...]:
+        """Removes commands and returns the removed ones. If one id does not exist, raises NoSuchCommand and
         removes none."""
 
-    async def add_results(self, order_id: str, results: Collection[OrderResult]) -> object:
+    async def add_results(self, command_id: str, results: Collection[CommandResult]) -> object:
         """Adds a member's results to a command that is carried out once. Does nothing if the command was removed."""
 
 
-Entry = TypeVar("Entry", Order, OrderResult)
+Entry = TypeVar("Entry", Command, CommandResult)
 
 
 def _decoded(path: str, data: bytes) -> dict[str, Any]:
-    if len(data) > Orders.MAX_BYTES:
+    if len(data) > Commands.MAX_BYTES:
         raise InvalidZnode(path, f"{len(data)} bytes")
     return parse_object(path, data)
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from allocator import GroupOrders
+from allocator import GroupCommands
 from allocator.cli.commands import main
-from allocator.core.errors import OrderRefused
+from allocator.core.errors import CommandRefused
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
 from tests.groups.members import OneGroup, TestMember
@@ -77,19 +77,19 @@ class Operator:
                 after[partition] = move["to"]
         return after
 
-    async def order(self, *arguments: str) -> dict[TopicPartition, str]:
+    async def command(self, *arguments: str) -> dict[TopicPartition, str]:
         """Sends a command, and waits until the group matches the dry run and the leader reports the same."""
         planned = await self.planned(*arguments, "--dry-run")
-        order = (await self.json(*arguments, "--why", "because"))["order"]
+        command = (await self.json(*arguments, "--why", "because"))["command"]
         await self.until(planned)
-        await self.state(order["id"], "kept", "done")
+        await self.state(command["id"], "kept", "done")
         return planned
 
-    async def state(self, order_id: str, *wanted: str) -> str:
+    async def state(self, command_id: str, *wanted: str) -> str:
         """Waits for one of these states; returns its reason."""
         while True:
-            listed = (await self.json("orders", self.group.group))["orders"]
-            found = next(each for each in listed if each["id"] == order_id)
+            listed = (await self.json("commands", self.group.group))["commands"]
+            found = next(each for each in listed if each["id"] == command_id)
             if found["state"] in wanted:
                 reason: str = found["state_why"]
                 return reason
@@ -117,7 +117,7 @@ async def test_a_group_follows_plans_and_operator_commands(zk_chroot: str, group
         assert (code, "no longer evacuate a" in output) == (0, True)
         await operator.settle([4, 4, 4])
 
-        await operator.order("cordon", group, "b")
+        await operator.command("cordon", group, "b")
         before = b.owned
         planned = await operator.planned("plan", group, "--remove", "c")
         await operator.leave(c)
@@ -127,7 +127,7 @@ async def test_a_group_follows_plans_and_operator_commands(zk_chroot: str, group
         await operator.run("uncordon", group, "b")
         await operator.settle([6, 6])
 
-        swap = (await operator.json("swap", group, "b", "d"))["order"]["id"]
+        swap = (await operator.json("swap", group, "b", "d"))["command"]["id"]
         assert await operator.state(swap, "waiting") == "the new member has not joined"
         of_b = b.owned
         d = await operator.join(stack, "d", "y")
@@ -138,15 +138,15 @@ async def test_a_group_follows_plans_and_operator_commands(zk_chroot: str, group
         assert d.owned == of_b
 
         # partitions
-        await operator.order("pin", group, "t:0-2", "rack:y")
-        await operator.order("pin", group, "t:3", "a")
+        await operator.command("pin", group, "t:0-2", "rack:y")
+        await operator.command("pin", group, "t:3", "a")
         assert 3 in numbers(a)
         assert {0, 1, 2} <= numbers(d)
         code, output = await operator.run("describe", group)
         assert "pin t:0-2 to rack y" in output
 
         # the group
-        await operator.order("freeze", group)
+        await operator.command("freeze", group)
         before = operator.owners()
         planned = await operator.planned("plan", group, "--add", "e", "--partitions", "t=14")
         e = await operator.join(stack, "e", "x")
@@ -166,17 +166,17 @@ async def test_a_group_follows_plans_and_operator_commands(zk_chroot: str, group
         await operator.run("promote", group, "new")
         await operator.settle([3, 3, 4, 4])
 
-        # an order that cannot be kept
-        pinned = (await operator.json("pin", group, "t:7", "new"))["order"]["id"]
+        # a command that cannot be kept
+        pinned = (await operator.json("pin", group, "t:7", "new"))["command"]["id"]
         await operator.leave(new)
         await wait_until_async(lambda: len(operator.owners()) == 14, 30.0)
         assert "no live member is there" in await operator.state(pinned, "not kept")
         code, output = await operator.run("pin", group, "t:7", "rack:z")
         assert (code, "no live member is in rack 'z'; racks: x, y" in output) == (1, True)
-        async with GroupOrders(zk_chroot, group, who="a test") as orders:
-            listed = await orders.list()
-            assert {each.order.kind for each in listed} == {"swap", "pin", "budget", "canary"}
-            await orders.remove(*(each.order.id for each in listed))
-            with pytest.raises(OrderRefused, match="has no freeze"):
-                await orders.thaw()
+        async with GroupCommands(zk_chroot, group, who="a test") as commands:
+            listed = await commands.list()
+            assert {each.command.kind for each in listed} == {"swap", "pin", "budget", "canary"}
+            await commands.remove(*(each.command.id for each in listed))
+            with pytest.raises(CommandRefused, match="has no freeze"):
+                await commands.thaw()
         assert one.history.overlaps() == []

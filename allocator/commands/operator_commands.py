@@ -28,8 +28,8 @@ class OperatorCommands:
     owner seeks and writes the result. A command that this member cannot carry out gets a result with the reason.
     """
 
-    def __init__(self, core: CommandedConsumer) -> None:
-        self._core = core
+    def __init__(self, consumer: CommandedConsumer) -> None:
+        self._consumer = consumer
         self._commands = Commands()
         self._store: CommandKeeper | None = None
         self._begun: set[tuple[str, TopicPartition]] = set()
@@ -65,14 +65,14 @@ class OperatorCommands:
         in_force = self._commands.in_force(now_ms, OWNERS_KINDS)
         seeks = [each for each in self._commands.entries if each.kind == "seek" and not each.expired(now_ms)]
         self._newest_seek = {partition: each.id for each in seeks for partition in each.partitions}
-        processor = self._core.processor
+        processor = self._consumer.processor
         refused = frozenset({"skip", "quarantine"}) if processor is None else processor.refuses
         paused: set[TopicPartition] = set()
         quarantined: dict[TopicPartition, str] = {}
         skipped: defaultdict[TopicPartition, set[int]] = defaultdict(set)
         in_effect: dict[str, str] = {}
         for command in in_force:
-            ours = command.partitions & self._core.state.owned
+            ours = command.partitions & self._consumer.state.owned
             words = f"{command}, by {command.who}" + (f": {command.why}" if command.why else "")
             if ours and command.kind != "seek" and command.kind not in refused:
                 in_effect[command.id] = words
@@ -88,12 +88,12 @@ class OperatorCommands:
                 for partition in command.partitions:
                     skipped[partition].add(command.arguments["offset"])
         for words in [each for id, each in in_effect.items() if id not in self._in_effect]:
-            log.warning("%s: an operator command takes effect: %s", self._core.group, words)
+            log.warning("%s: an operator command takes effect: %s", self._consumer.group, words)
         for words in [each for id, each in self._in_effect.items() if id not in in_effect]:
-            log.warning("%s: an operator command is no longer in effect here: %s", self._core.group, words)
+            log.warning("%s: an operator command is no longer in effect here: %s", self._consumer.group, words)
         self._in_effect = in_effect
-        self._core.state.hold_back(frozenset(paused.union(+self._held_back)))
-        self._core.fetcher.wake()
+        self._consumer.state.hold_back(frozenset(paused.union(+self._held_back)))
+        self._consumer.fetcher.wake()
         if processor is not None:
             offsets = {partition: frozenset(each) for partition, each in skipped.items()}
             processor.command(RecordCommands(frozenset(paused), quarantined, offsets))
@@ -106,30 +106,30 @@ class OperatorCommands:
             "skip": "this member reads its records itself, or in batches; use seek",
             "quarantine": "this member has no dead-letter topic for its records; use pause",
         }[command.kind]
-        log.error("%s: command %s (%s) cannot be carried out: %s", self._core.group, str(command), command.id, why)
-        self._core.start_task(self._report(command, ours, f"not kept: {why}"), "command")
+        log.error("%s: command %s (%s) cannot be carried out: %s", self._consumer.group, str(command), command.id, why)
+        self._consumer.start_task(self._report(command, ours, f"not kept: {why}"), "command")
 
     def _seek_all(self, command: Command, partitions: Partitions) -> None:
         for partition in partitions:
             if (command.id, partition) not in self._begun:
                 self._begun.add((command.id, partition))
-                self._core.start_task(self._seek(command, partition), "command")
+                self._consumer.start_task(self._seek(command, partition), "command")
 
     async def _seek(self, command: Command, partition: TopicPartition) -> None:
         """Seeks, commits, and then writes the result, in that order: after a crash, the next owner seeks again unless
         there is a result."""
-        core = self._core
+        consumer = self._consumer
         sought: tuple[Tenure | None, int, str] | None = None
         is_over = False
         try:
-            while core.state.is_assigned(partition):
+            while consumer.state.is_assigned(partition):
                 # with a sink, the position is set only after the sink has registered this owner
-                if core.state.position(partition) is None:
-                    await core.fetcher.news(RETRY_S)
+                if consumer.state.position(partition) is None:
+                    await consumer.fetcher.news(RETRY_S)
                     continue
                 try:
                     async with self._turn(partition):
-                        tenure, newest = core.state.assignment.get(partition), self._is_newest(command, partition)
+                        tenure, newest = consumer.state.assignment.get(partition), self._is_newest(command, partition)
                         # a new tenure starts at a position of its own, so seek again
                         if newest and (sought is None or sought[0] is not tenure):
                             if not self._is_left(command, partition):  # another owner has sought meanwhile
@@ -138,7 +138,7 @@ class OperatorCommands:
                             found = await self._seek_once(command, partition)
                             sought = None if found is None else (tenure, *found)
                         if newest and sought is not None:
-                            await core.commit_sought(partition)
+                            await consumer.commit_sought(partition)
                     if not newest or sought is not None:
                         replaced = "not carried out: a later seek replaces it, or it was withdrawn or has expired"
                         is_over = await self._report(
@@ -146,7 +146,7 @@ class OperatorCommands:
                         )
                         return
                 except AllocatorError as error:
-                    log.warning("%s: %s:%d: retrying the operator's seek: %s", core.group, *partition, error)
+                    log.warning("%s: %s:%d: retrying the operator's seek: %s", consumer.group, *partition, error)
                 await asyncio.sleep(RETRY_S)
         finally:
             if not is_over:
@@ -155,16 +155,18 @@ class OperatorCommands:
     async def _seek_once(self, command: Command, partition: TopicPartition) -> tuple[int, str] | None:
         """Seeks. Returns the offset and the text of the result; None if the partition drains or has left, or if the
         command was replaced."""
-        core = self._core
-        before = core.state.position(partition)
+        consumer = self._consumer
+        before = consumer.state.position(partition)
         offset, clipped = await self._offset(partition, command.arguments["to"])
-        if not self._is_newest(command, partition) or not core.sought(partition, offset):
+        if not self._is_newest(command, partition) or not consumer.sought(partition, offset):
             return None
         # the user may have sought while the sink waited for the records in hand
-        if core.sink is not None and not (await core.sink.rewind(partition, offset) and core.sought(partition, offset)):
+        if consumer.sink is not None and not (
+            await consumer.sink.rewind(partition, offset) and consumer.sought(partition, offset)
+        ):
             return None
         what = f"sought to {offset}{clipped}" + ("" if before is None else f" from {before.offset}")
-        log.warning("%s: %s:%d: %s by the command of %s", core.group, *partition, what, command.who)
+        log.warning("%s: %s:%d: %s by the command of %s", consumer.group, *partition, what, command.who)
         return offset, what
 
     def _is_left(self, command: Command, partition: TopicPartition) -> bool:
@@ -181,7 +183,7 @@ class OperatorCommands:
 
         With a sink, holds the records back from now until the end, because the sink refuses those before its offset.
         """
-        if self._core.sink is None:
+        if self._consumer.sink is None:
             async with self._seeking[partition]:
                 yield
             return
@@ -197,31 +199,31 @@ class OperatorCommands:
     async def _offset(self, partition: TopicPartition, to: str) -> tuple[int, str]:
         """Returns the offset to seek, and a text if the log does not have the offset of the command."""
         if to.isdigit():
-            first = await self._core.log_offset(partition, "earliest")
-            end = await self._core.log_offset(partition, "latest")
+            first = await self._consumer.log_offset(partition, "earliest")
+            end = await self._consumer.log_offset(partition, "latest")
             assert first is not None
             assert end is not None
             offset = min(max(int(to), first), end)
             where = "first" if offset == first else "end"
             return offset, "" if offset == int(to) else f" (the {where} of the log, which does not have {to})"
-        found = await self._core.log_offset(partition, int(to.partition(":")[2]) if ":" in to else to)
+        found = await self._consumer.log_offset(partition, int(to.partition(":")[2]) if ":" in to else to)
         if found is None:  # no record at or after that time
-            found = await self._core.log_offset(partition, "latest")
+            found = await self._consumer.log_offset(partition, "latest")
         assert found is not None
         return found, ""
 
     async def _report(self, command: Command, partitions: Partitions, what: str) -> bool:
         """Writes the result of a command. Returns False if the partitions have left this member before."""
         results = self._results[command.id]
-        result = CommandResult(wall_ms(), self._core.membership.member_id, partitions, what)
+        result = CommandResult(wall_ms(), self._consumer.membership.member_id, partitions, what)
         results.unwritten[result] = None
         try:
-            while result in results.unwritten and self._core.state.owned & partitions != NO_PARTITIONS:
+            while result in results.unwritten and self._consumer.state.owned & partitions != NO_PARTITIONS:
                 try:
                     await self._write(command.id, results)
                 except AllocatorError as error:
                     log.warning(
-                        "%s: the result of command %s is not written yet: %s", self._core.group, command.id, error
+                        "%s: the result of command %s is not written yet: %s", self._consumer.group, command.id, error
                     )
                     await asyncio.sleep(RETRY_S)
             return result not in results.unwritten

@@ -14,7 +14,7 @@ from allocator.assignors import naive_allocator, of_kiel
 from allocator.compat.base_consumer import TURN_S, BaseConsumer
 from allocator.core.aio import Backoff
 from allocator.core.client import list_offsets
-from allocator.core.consumer import ConsumerCore, MembershipConfig, MembershipOptions
+from allocator.core.consumer import GroupMember, MembershipConfig, MembershipOptions
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import ANY_TOPIC, Hold, SubscriptionState
@@ -95,7 +95,7 @@ class GroupedConsumer(BaseConsumer):
             connect_timeout_s=connect_timeout_s,
         )
         self._make = partial(
-            ConsumerCore,
+            GroupMember,
             joining,
             listener=_PauseUnconsumed(self),
             auto_commit_interval_s=None,
@@ -107,7 +107,7 @@ class GroupedConsumer(BaseConsumer):
             max_partition_bytes=max_bytes,
         )
         self._brokers = brokers
-        self._engine = self._make(brokers=brokers)
+        self._member = self._make(brokers=brokers)
         self._reads: Optional[ClusterChoice] = None  # the joined cluster; None: not in the group
         self._connect_timeout_s = connect_timeout_s
         self._watcher = None
@@ -115,7 +115,7 @@ class GroupedConsumer(BaseConsumer):
         if isinstance(place, EnsembleOptions) and place.name == "zookeeper":
             self._watcher = ChoiceWatcher(place.ensemble(), choice_path(place.root, group))
         self._consumed: set[str] = set()
-        self._fetching: dict[str, ConsumerCore] = {}  # topic -> the core that fetches it for the current `consume`
+        self._fetching: dict[str, GroupMember] = {}  # topic -> the core that fetches it for the current `consume`
         self._synced: set[str] = set()  # topics that were ever in `synced_offsets`
         self._started = False
         self.allocator = KielAllocator(self, zk_hosts, partition_allocator)
@@ -142,39 +142,39 @@ class GroupedConsumer(BaseConsumer):
 
     async def _until_first_partition(self) -> None:
         """Waits until this member owns a partition, at most `FIRST_SHARE_S` seconds, so that `allocation` is filled."""
-        loop, engine = asyncio.get_running_loop(), self._engine
+        loop, member = asyncio.get_running_loop(), self._member
         end = loop.time() + FIRST_SHARE_S
-        while not (self.closing or engine.state.held or engine.ended) and engine.client.topics():
+        while not (self.closing or member.state.held or member.ended) and member.client.topics():
             left = end - loop.time()
             if left <= 0:
                 break
-            await engine.news(left)
+            await member.news(left)
 
     async def _follow(self) -> bool:
         """Leaves or joins according to the group's cluster choice. Returns whether the member may read."""
         choice = self._wanted_cluster()
         if choice == self._reads:
             return choice is not None
-        if self._engine.state.reader:
+        if self._member.state.reader:
             return False
         async with self._switching:
             choice = self._wanted_cluster()
-            if self.closing or choice == self._reads or self._engine.state.reader:
+            if self.closing or choice == self._reads or self._member.state.reader:
                 return False  # another call has already applied the cluster choice
             if self._reads is not None:
                 log.info("%s: leaving, because the group's cluster choice is now %s", self.group_name, choice)
                 self._reads = None
-                await self._engine.close()
+                await self._member.close()
             if choice is None:
                 return False
-            self._engine = self._make(brokers=choice.brokers or self._brokers)
+            self._member = self._make(brokers=choice.brokers or self._brokers)
             if self._watcher is not None:
-                self._engine.membership.join_again_if(self._watcher.still(choice))
-            await self._engine.start()
+                self._member.membership.join_again_if(self._watcher.still(choice))
+            await self._member.start()
             try:
-                await self._engine.commits.offsets.find()
+                await self._member.commits.offsets.find()
             except BaseException:
-                await self._engine.close()
+                await self._member.close()
                 raise
             self._reads = choice
             return True
@@ -185,7 +185,7 @@ class GroupedConsumer(BaseConsumer):
         return None if choice.frozen else choice
 
     def _stop(self) -> None:
-        self._engine.state.reader.abandon()
+        self._member.state.reader.abandon()
         super()._stop()
 
     async def _wind_down(self) -> None:
@@ -194,7 +194,7 @@ class GroupedConsumer(BaseConsumer):
         async with self._switching:  # waits for a join in progress
             if self._reads is not None:
                 self._reads = None
-                await self._engine.close()
+                await self._member.close()
             if self._watcher is not None:
                 await self._watcher.close()
 
@@ -212,7 +212,7 @@ class GroupedConsumer(BaseConsumer):
     def allocation(self) -> dict[str, list[int]]:
         """Topic -> the partitions that this member owns now; `[]` for any other topic."""
         found: defaultdict[str, list[int]] = defaultdict(list)
-        for topic, partition in sorted(self._engine.state.held):
+        for topic, partition in sorted(self._member.state.held):
             found[topic].append(partition)
         return found
 
@@ -223,17 +223,17 @@ class GroupedConsumer(BaseConsumer):
         member has lost the partition of a returned value, it stays False for all topics until the next `consume` of the
         topic of that value.
         """
-        return self._reads is not None and self._engine.may_act()
+        return self._reads is not None and self._member.may_act()
 
     @property
     def coordinator_id(self) -> int | None:
         """The node id of the broker that stores the group's offsets."""
-        return self._engine.commits.offsets.coordinator.node
+        return self._member.commits.offsets.coordinator.node
 
     async def _consume(self, topic: str, start: Any) -> list[Any] | None:
         if self.closing:
             return None
-        self._engine.state.reader.finish(topic)
+        self._member.state.reader.finish(topic)
         self._fetching.pop(topic, None)
         if topic in self._synced and topic not in self.synced_offsets:  # the user removed the topic, as in kiel
             try:
@@ -248,15 +248,15 @@ class GroupedConsumer(BaseConsumer):
 
     @property
     def _state(self) -> SubscriptionState:  # type: ignore[override]
-        return self._engine.state
+        return self._member.state
 
     @property
     def _fetcher(self) -> Fetcher:  # type: ignore[override]
-        return self._engine.fetcher
+        return self._member.fetcher
 
     @property
     def _ended(self) -> BaseException | None:
-        return self._engine.ended
+        return self._member.ended
 
     async def _ready(self, topic: str) -> bool:
         try:
@@ -267,20 +267,20 @@ class GroupedConsumer(BaseConsumer):
                 raise
             self._report(error)
             return False
-        engine = self._engine
-        if self._fetching.get(topic) is engine:
+        member = self._member
+        if self._fetching.get(topic) is member:
             return True
-        self._fetching[topic] = engine
-        engine.membership.polled()
+        self._fetching[topic] = member
+        member.membership.polled()
         if (
             topic not in self._consumed
         ):  # members own partitions of all topics, but fetch only those that the user consumes
             self._consumed.add(topic)
-            for partition in engine.state.owned:
+            for partition in member.state.owned:
                 if partition.topic == topic:
-                    engine.state.resume(partition)
-            engine.fetcher.wake()
-        if engine.client.partitions(topic) is None:
+                    member.state.resume(partition)
+            member.fetcher.wake()
+        if member.client.partitions(topic) is None:
             self._log(f"topic {topic!r} is unknown, or this user may not see it")
         return True
 
@@ -292,15 +292,15 @@ class GroupedConsumer(BaseConsumer):
         self._synced.add(batch.topic)
 
     async def _wait(self, timeout_s: float) -> None:
-        await self._engine.news(timeout_s)
+        await self._member.news(timeout_s)
 
     async def _committed_first(self, starts: Mapping[TopicPartition, int]) -> bool:
         """Commits before the values are returned. Returns False if the commit failed; the values are then read
         again."""
-        engine = self._engine
-        wanted = {p: offset for p, offset in _delivered(engine).items() if p in starts}
+        member = self._member
+        wanted = {p: offset for p, offset in _delivered(member).items() if p in starts}
         try:
-            engine.must_own(starts)
+            member.must_own(starts)
             await self._start_commit(wanted, retry=False)
         except AllocatorError as error:
             log.warning("%s: commit failed, reading the values again: %s", self.group_name, error)
@@ -312,27 +312,27 @@ class GroupedConsumer(BaseConsumer):
         return True
 
     def _put_back(self, starts: Mapping[TopicPartition, int]) -> None:
-        outlived = self._engine.state.reader.outlived  # a later tenure of these has a start of its own
+        outlived = self._member.state.reader.outlived  # a later tenure of these has a start of its own
         current = {partition: offset for partition, offset in starts.items() if partition not in outlived}
-        self._engine.state.reader.abandon(starts)
+        self._member.state.reader.abandon(starts)
         super()._put_back(current)
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
-        state = self._engine.state
+        state = self._member.state
         # not if the partition was lost or is being revoked
         if partition in state.held and state.position(partition) is not None:
-            self._engine.seek(partition, offset)
+            self._member.seek(partition, offset)
 
     def _seek(self, partition: TopicPartition, offset: int) -> None:
-        self._engine.must_own([partition])
-        self._engine.seek(partition, offset)
+        self._member.must_own([partition])
+        self._member.seek(partition, offset)
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
     def determine_coordinator(self) -> asyncio.Future[object]:
         """Finds the coordinator again. Raises NoOffsetsError if a broker refuses that."""
         self._must_be_connected()
-        return asyncio.ensure_future(self._engine.commits.offsets.find())
+        return asyncio.ensure_future(self._member.commits.offsets.find())
 
     def determine_offsets(self, topic: str, start: Any = None) -> asyncio.Future[None]:
         """Seeks to the committed offsets of this member's partitions of a topic. `start` is ignored."""
@@ -340,11 +340,11 @@ class GroupedConsumer(BaseConsumer):
         return asyncio.ensure_future(self._determine_offsets(topic))
 
     async def _determine_offsets(self, topic: str) -> None:
-        partitions = [p for p in self._engine.state.held if p.topic == topic]
-        committed = {p: value.offset for p, value in (await self._engine.commits.committed(partitions)).items()}
+        partitions = [p for p in self._member.state.held if p.topic == topic]
+        committed = {p: value.offset for p, value in (await self._member.commits.committed(partitions)).items()}
         rest = set(partitions) - set(committed)
         if rest:  # partitions without a committed offset are read from their beginning
-            found = await list_offsets(self._engine.client, dict.fromkeys(rest, "earliest"))
+            found = await list_offsets(self._member.client, dict.fromkeys(rest, "earliest"))
             committed.update((p, at.offset) for p, at in found.items() if at is not None)
         super()._put_back(committed)  # keeps the returned values uncommitted: the user may still work on them
         self._synced.add(topic)
@@ -363,25 +363,25 @@ class GroupedConsumer(BaseConsumer):
         self._must_be_connected()
         wanted: dict[TopicPartition, int] = {}
         if self._reads is not None:  # otherwise the member has left, and there is nothing to commit
-            delivered = _delivered(self._engine)
+            delivered = _delivered(self._member)
             wanted = {p: offset for p, offset in delivered.items() if p.topic in self.topics_to_commit}
         return self._start_commit(wanted, metadata)
 
     def _start_commit(
         self, wanted: dict[TopicPartition, int], metadata: str | None = None, *, retry: bool = True
     ) -> asyncio.Future[None]:
-        engine = self._engine
-        task = asyncio.ensure_future(self._commit(engine, wanted, metadata, retry, engine.state.assignment))
+        member = self._member
+        task = asyncio.ensure_future(self._commit(member, wanted, metadata, retry, member.state.assignment))
         # before any `await`, because a rebalance may begin
-        holds = [Hold(engine.state.assignment[partition]) for partition in wanted]
+        holds = [Hold(member.state.assignment[partition]) for partition in wanted]
         for hold in holds:
             hold.tenure.add(hold)
-        task.add_done_callback(lambda _: _end(holds, engine))
+        task.add_done_callback(lambda _: _end(holds, member))
         return task
 
     async def _commit(
         self,
-        engine: ConsumerCore,
+        member: GroupMember,
         wanted: dict[TopicPartition, int],
         metadata: str | None,
         retry: bool,
@@ -390,13 +390,13 @@ class GroupedConsumer(BaseConsumer):
         if wanted:
             # one commit at a time: the retry of an earlier commit must not overtake a later one
             async with self._committing:
-                await self._commit_in_turn(engine, wanted, metadata, retry, tenures)
+                await self._commit_in_turn(member, wanted, metadata, retry, tenures)
         # keeps topics of which more values were returned during the commit
-        self.topics_to_commit &= {p.topic for p in _delivered(engine)}
+        self.topics_to_commit &= {p.topic for p in _delivered(member)}
 
     async def _commit_in_turn(
         self,
-        engine: ConsumerCore,
+        member: GroupMember,
         wanted: dict[TopicPartition, int],
         metadata: str | None,
         retry: bool,
@@ -406,7 +406,7 @@ class GroupedConsumer(BaseConsumer):
         backoff, stamp = Backoff(COMMIT_BACKOFF_S, COMMIT_BACKOFF_MAX_S), f"committed by {self.name}"
 
         def left() -> dict[TopicPartition, int]:
-            return {p: offset for p, offset in wanted.items() if engine.state.assignment.get(p) is tenures[p]}
+            return {p: offset for p, offset in wanted.items() if member.state.assignment.get(p) is tenures[p]}
 
         while wanted:
             if len(left()) < len(wanted):
@@ -416,31 +416,31 @@ class GroupedConsumer(BaseConsumer):
                 log.warning("%s: %s; the next owners read the values again", self.name, lost)
                 wanted = left()
                 continue
-            text = {p: engine.commits.metadata.stamped(stamp, p) if metadata is None else metadata for p in wanted}
+            text = {p: member.commits.metadata.stamped(stamp, p) if metadata is None else metadata for p in wanted}
             try:
-                await engine.commits.commit({p: OffsetAndMetadata(o, text[p], -1) for p, o in wanted.items()})
-                engine.state.reader.finish_up_to(wanted)
+                await member.commits.commit({p: OffsetAndMetadata(o, text[p], -1) for p, o in wanted.items()})
+                member.state.reader.finish_up_to(wanted)
                 return
             except (CommitFailed, NotOwned) as error:
                 final = not (error.retriable or isinstance(error, (Fenced, NotOwned)))
-                if engine.closing or final or not retry:
+                if member.closing or final or not retry:
                     raise
                 log.warning("%s: retrying the commit: %s", self.group_name, error)
             await asyncio.sleep(backoff.next())
-            while left() and not engine.closing and not engine.membership.may_act():
-                await engine.fetcher.news(TURN_S)
+            while left() and not member.closing and not member.membership.may_act():
+                await member.fetcher.news(TURN_S)
 
 
-def _delivered(engine: ConsumerCore) -> dict[TopicPartition, int]:
+def _delivered(member: GroupMember) -> dict[TopicPartition, int]:
     """Returns the positions that are not committed."""
-    found = {p: tenure.to_commit(delivered=True) for p, tenure in engine.state.assignment.items()}
+    found = {p: tenure.to_commit(delivered=True) for p, tenure in member.state.assignment.items()}
     return {p: point.offset for p, point in found.items() if point is not None}
 
 
-def _end(holds: list[Hold], engine: ConsumerCore) -> None:
+def _end(holds: list[Hold], member: GroupMember) -> None:
     for hold in holds:
         hold.busy = False
-    engine.state.on_freed()
+    member.state.on_freed()
 
 
 class _PauseUnconsumed(RebalanceListener):
@@ -451,7 +451,7 @@ class _PauseUnconsumed(RebalanceListener):
         consumer = self._consumer
         for partition in partitions:
             if partition.topic not in consumer._consumed:
-                consumer._engine.state.pause(partition)
+                consumer._member.state.pause(partition)
         self._rebalanced(partitions)
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
@@ -491,7 +491,7 @@ class KielAllocator:
     @property
     def partitions(self) -> set[str]:
         """All partitions of the group's topics, as "topic:number"."""
-        client = self._consumer._engine.client
+        client = self._consumer._member.client
         return {f"{topic}:{number}" for topic in client.topics() for number in client.partitions(topic) or ()}
 
     def __getattr__(self, name: str) -> Any:

@@ -109,10 +109,10 @@ class Consumer(ConsumerBase):
         self._begun()
         if self._closed:
             raise Closed(f"the consumer of group {self.group!r} is closed; create another one")
-        self._engine.must_not_process()
+        self._member.must_not_process()
         key, value = self._deserializers
         deserialize = None if key is None and value is None else partial(deserialized, key=key, value=value)
-        called, handling = given_in_python(handler, deserialize, given, self._engine)
+        called, handling = given_in_python(handler, deserialize, given, self._member)
         from allocator.handlers.processor import Processor
 
         await Processor(called, handling).run(self)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
-from allocator.core.consumer import ConsumerCore
+from allocator.core.consumer import GroupMember
 from allocator.core.settings import keyword_faults
 from allocator.errors import ConfigError
 from allocator.handlers.handlers import Handler, preparing, traced
@@ -98,7 +98,7 @@ def contradictions(
 
 
 def given_in_python(
-    function: Callable[[Record], Any], deserialize: Deserialize | None, values: Mapping[str, Any], core: ConsumerCore
+    function: Callable[[Record], Any], deserialize: Deserialize | None, values: Mapping[str, Any], core: GroupMember
 ) -> tuple[Handler, Handling]:
     """Returns the handler and settings of a call of `Consumer.process`. Raises ConfigError that lists every fault."""
     if not callable(function):

@@ -110,8 +110,8 @@ class Processor:
             self._stop.set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._consumer = consumer
-        self._core = core = consumer._engine
-        leave = self._let_go if core.started else partial(consumer.close, restart=restart)
+        self._member = member = consumer._member
+        leave = self._let_go if member.started else partial(consumer.close, restart=restart)
         self._work = self._prepare()
         running: list[asyncio.Future[None]] = [asyncio.ensure_future(self._start(started))]
         try:
@@ -128,19 +128,19 @@ class Processor:
             raise failure
 
     def _prepare(self) -> Work:
-        core, handling, handler = self._core, self._handling, self._handler
-        group = core.group or ""
+        member, handling, handler = self._member, self._handling, self._handler
+        group = member.group or ""
         if self._dead_letters is None and handling.dead_letter_topic is not None:
             self._dead_letters = DeadLetterTopic(
-                handling.dead_letter_topic, core.client.bootstrap, group, core.client.security
+                handling.dead_letter_topic, member.client.bootstrap, group, member.client.security
             )
         if self._retry_topics is None and handling.retry_topics is not None:
             self._retry_topics = RetryTopics(
                 RetryPlan.of(group, handling.retry_topics),
                 group,
-                LateProducer(core.client.bootstrap, f"allocator-retries-{group}", core.client.security),
-                topics=core.choice.config.topics,
-                pattern=core.choice.config.pattern,
+                LateProducer(member.client.bootstrap, f"allocator-retries-{group}", member.client.security),
+                topics=member.choice.config.topics,
+                pattern=member.choice.config.pattern,
                 create_topics=handling.create_retry_topics,
             )
         if self._retry_topics is not None:
@@ -155,8 +155,8 @@ class Processor:
                 handler,
                 handling.concurrency,
                 handling.ordering,
-                may_act=core.membership.may_act,
-                until_active=core.commits.until_may_act,
+                may_act=member.membership.may_act,
+                until_active=member.commits.until_may_act,
                 broken=self._fail,
                 results=results,
                 processes=handling.workers == "processes",
@@ -164,11 +164,11 @@ class Processor:
             failures=Failures(handler.name, handling, self._dead_letters, self._retry_topics, measures),
             measures=measures,
             broken=self._fail,
-            changed=core.holds_changed,
-            freed=lambda: core.state.on_freed(),
-            until_free=core.until_free,
+            changed=member.holds_changed,
+            freed=lambda: member.state.on_freed(),
+            until_free=member.until_free,
             results=results,
-            done_characters=lambda: core.commits.metadata.done_characters,
+            done_characters=lambda: member.commits.metadata.done_characters,
             retry_plan=None if self._retry_topics is None else self._retry_topics.plan,
         )
 
@@ -209,11 +209,11 @@ class Processor:
                 await asyncio.sleep(FEED_BACKOFF_S)
                 continue
             partition = TopicPartition(batch.topic, batch.partition)
-            tenure = self._core.state.assignment[partition]
+            tenure = self._member.state.assignment[partition]
             workers = (hold for hold in tenure.holds if isinstance(hold, PartitionWorker))
             worker = next((each for each in workers if each.takes_more), None)
             if worker is None:
-                worker = PartitionWorker(self._core.state, partition, batch.base_offset, self._work)
+                worker = PartitionWorker(self._member.state, partition, batch.base_offset, self._work)
                 self._workers = [each for each in self._workers if each.takes_more or not each.has_ended]
                 self._workers.append(worker)
             worker.admission.put(batch.raw())
@@ -221,7 +221,7 @@ class Processor:
     # -- beginning and end ---------------------------------------------------------------------------------------
 
     async def _start(self, started: Callable[[], None] | None) -> None:
-        core, retries = self._core, self._retry_topics
+        member, retries = self._member, self._retry_topics
         if retries is not None:
             await retries.prepare()
             if self._handling.ordering != "none":
@@ -230,31 +230,31 @@ class Processor:
                     self._handling.ordering,
                 )
         if self._work.results.exactly_once:
-            core.commits.transact = self._work.results.commit_offset
-        core.process_with(self, self._handling.commit_interval_s)
+            member.commits.transact = self._work.results.commit_offset
+        member.process_with(self, self._handling.commit_interval_s)
         if retries is not None:
-            core.choice.also_read(retries.plan.topics)
-        if not core.started:
+            member.choice.also_read(retries.plan.topics)
+        if not member.started:
             await self._consumer.start()
         if self._work.results.exactly_once:
             await self._work.results.transactions()  # raises ConfigError before the first call of the handler
-        core.start_task(core.commits.metadata.learn_limit(), "metadata limit")
+        member.start_task(member.commits.metadata.learn_limit(), "metadata limit")
         log.info("started with handler %s", self._handler.name)
         if started is not None:
             started()
 
     async def _let_go(self) -> None:
         """Detaches from a consumer that stays open: reading continues at the first record that is not done."""
-        core, consumer = self._core, self._consumer
-        if core.processor is not self:
+        member, consumer = self._member, self._consumer
+        if member.processor is not self:
             return  # this processor has not started
-        core.process_no_more()
+        member.process_no_more()
         retries = () if self._retry_topics is None else self._retry_topics.plan.topics
         for partition in consumer.assignment():
             if partition.topic in retries:
                 consumer.pause(partition)
-        if retries and not core.closing:
-            core.choice.also_read(())
+        if retries and not member.closing:
+            member.choice.also_read(())
 
     async def _until_stop(self, running: Sequence[asyncio.Future[None]]) -> None:
         """Waits until a task ends, a worker fails, or `stop` is called. Raises the error of a task."""
@@ -275,8 +275,8 @@ class Processor:
         try:
             await _cancel(running)
             await self._drain_all()
-            if self._core.processor is self:
-                await self._core.commit_last(self._core.state.assignment)
+            if self._member.processor is self:
+                await self._member.commit_last(self._member.state.assignment)
         except AllocatorError as error:
             log.error("the last commit failed, so some records are handled again: %s", error)
             self._fail(CommitFailed(f"stopped, but the last commit failed: {error}"))

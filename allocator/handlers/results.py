@@ -68,7 +68,7 @@ class Results:
             if self._producer is None:
                 from allocator.producer import Producer
 
-                client = self._consumer._engine.client
+                client = self._consumer._member.client
                 name = f"allocator-results-{self._consumer.group}"
                 producer = Producer(brokers=client.bootstrap, security=client.security, client_id=name)
                 await producer.start()

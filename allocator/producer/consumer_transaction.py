@@ -36,7 +36,7 @@ class ConsumerTransactions:
     """
 
     def __init__(self, client: KafkaClient, consumer: ConsumerBase, timeout_s: float, compression: str) -> None:
-        self.core = core = consumer._engine
+        self.core = core = consumer._member
         group, offsets = core.group, core.choice.config.storage
         if group is None or offsets != "kafka" or core.sink is not None:
             raise ConfigError(

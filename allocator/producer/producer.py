@@ -316,7 +316,7 @@ class Producer:
         self._live()
         if not isinstance(consumer, ConsumerBase):
             raise TypeError(f"a transaction takes a Consumer, not {shown(consumer)}")
-        if consumer._engine.commits.are_automatic:
+        if consumer._member.commits.are_automatic:
             raise ConfigError(
                 f"the consumer of group {consumer.group!r} commits offsets by itself, also of records whose results "
                 "are not written; give it auto_commit_interval_s=None"

@@ -10,8 +10,8 @@ from allocator.commands import OperatorCommands
 from allocator.core.consumer import (
     CommandedConsumer,
     CommandExecutor,
-    Connections,
     Fault,
+    MemberParts,
     MembershipConfig,
     MembershipOptions,
 )
@@ -55,24 +55,24 @@ class Kafka(MembershipOptions):
     def command_source(self, config: MembershipConfig, brokers: Any, security: Any) -> CommandTopic | None:
         return None if config.group is None else CommandTopic(brokers, config.group, security=security)
 
-    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+    def make(self, config: MembershipConfig, parts: MemberParts) -> Membership:
         assert config.group is not None
         if self.group_protocol == "consumer":
             return Kip848Membership(
-                connections.client,
+                parts.client,
                 config.group,
-                connections.listener,
+                parts.listener,
                 self._kip848(config),
-                coordinator=connections.coordinator,
+                coordinator=parts.coordinator,
             )
         return KafkaMembership(
-            connections.client,
+            parts.client,
             config.group,
-            connections.listener,
+            parts.listener,
             config.assignors(),
             self._classic(config),
-            load=connections.load,
-            coordinator=connections.coordinator,
+            load=parts.load,
+            coordinator=parts.coordinator,
         )
 
     def _classic(self, config: MembershipConfig) -> KafkaSettings:

@@ -183,14 +183,14 @@ async def test_a_moved_partition_starts_after_commits_that_no_caller_awaits(serv
     await members[0].connect()
     workers = [asyncio.ensure_future(work(members[0]))]
     # late responses, so that commits are in flight while partitions move
-    send = members[0]._engine.client.send
+    send = members[0]._member.client.send
 
     async def slow(node_id: int, request: Any, timeout_s: float | None = None) -> Any:
         if request.API_KEY == 8:
             await asyncio.sleep(0.3)
         return await send(node_id, request, timeout_s)
 
-    members[0]._engine.client.send = slow  # type: ignore[method-assign]
+    members[0]._member.client.send = slow  # type: ignore[method-assign]
     await service.produce(list(range(400)))
     await wait_until_async(lambda: values, 30, "values")
     await members[1].connect()
@@ -214,7 +214,7 @@ async def test_values_of_a_lost_partition_do_not_block_a_move_to_another_cluster
     consumer = service.consumer(autocommit=False)
     await consumer.connect()
     await consume_values(consumer, service.topic, 4)
-    member = consumer._engine.membership.member_id
+    member = consumer._member.membership.member_id
     async with session(service.cluster.zookeeper) as ensemble:
         await ensemble.delete(f"/allocator/{service.group}/members/{member}")
         await wait_until_async(lambda: len(consumer.allocation[service.topic]) == 0, 30, "the loss")

@@ -234,7 +234,7 @@ async def test_values_taken_before_an_error_are_neither_lost_nor_committed(scene
 async def test_an_error_that_ends_all_reading_is_raised_each_time(scene: Scene, topic_factory: Topics) -> None:
     topic = topic_factory(1)
     consumer = await scene.consumer()
-    consumer._engine.fetcher.broke(RuntimeError("a bug"))
+    consumer._member.fetcher.broke(RuntimeError("a bug"))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="a bug"):
             await consumer.consume(topic)

@@ -19,7 +19,7 @@ from allocator.core.client.errors import RequestFailed, broker_error
 from allocator.core.client.fetch_messages import FetchRequest
 from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitResponse
 from allocator.core.consumer import SinkClaim, SinkOffset
-from allocator.core.consumer.membership_config import Connections, MembershipConfig
+from allocator.core.consumer.membership_config import MemberParts, MembershipConfig
 from allocator.core.membership.membership import GroupMembership
 from allocator.core.subscription.loss import as_read, topic_of
 from allocator.core.telemetry.measures import Measures
@@ -258,9 +258,9 @@ class HandMembership(GroupMembership):
 
     generation = 1
 
-    def __init__(self, connections: Connections) -> None:
-        super().__init__(connections.listener)
-        self.connections = connections
+    def __init__(self, parts: MemberParts) -> None:
+        super().__init__(parts.listener)
+        self.parts = parts
         self.member_id = ""
         self._sessions = 0
         self._active = self._suspended = False
@@ -294,8 +294,8 @@ class HandMembership(GroupMembership):
 
         Returns False if the member has left meanwhile.
         """
-        assert self.connections.expected is not None
-        self.connections.expected(frozenset({partition}), True)
+        assert self.parts.expected is not None
+        self.parts.expected(frozenset({partition}), True)
         session = self._sessions
         await asyncio.sleep(0.003)
         if session != self._sessions or not self._active:
@@ -341,8 +341,8 @@ class ByHand(EnsembleOptions):
 
     def __post_init__(self) -> None: ...
 
-    def make(self, config: MembershipConfig, connections: Connections) -> HandMembership:
-        made = HandMembership(connections)
+    def make(self, config: MembershipConfig, parts: MemberParts) -> HandMembership:
+        made = HandMembership(parts)
         assert self.made is not None
         self.made(made)
         return made

@@ -8,7 +8,7 @@ from typing import Any
 
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.consumer.commits import Commits
-from allocator.core.consumer.core import ConsumerCore
+from allocator.core.consumer.group_member import GroupMember
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordCommands
 from allocator.core.subscription import Phase, RecordsLost
@@ -128,13 +128,13 @@ class FakeSource:
 
     generation, committer = 1, None
     broker_version, request_timeout_s = (3, 9, 1), 30.0
-    commit_last = ConsumerCore.commit_last
-    until_free = ConsumerCore.until_free
+    commit_last = GroupMember.commit_last
+    until_free = GroupMember.until_free
 
     def __init__(self, cluster: Cluster, batch_size: int = 4) -> None:
         self.cluster = cluster
         self.batch_size = batch_size
-        self._engine = self.client = self.choice = self.membership = self
+        self._member = self.client = self.choice = self.membership = self
         self.state = SubscriptionState("earliest", shuffle=None)
         self.processor: Any = None
         self.member_id = f"m{id(self)}"

@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from allocator import Consumer
 from allocator.commands import Command, Commands
-from allocator.core.consumer import core
+from allocator.core.consumer import group_member
 from allocator.core.subscription.loss import as_written
 from allocator.errors import (
     AllocatorError,
@@ -107,7 +107,7 @@ class Member:
         self.client = ClientOfMember(machine.cluster)
         self.client.member = self  # type: ignore[attr-defined]
         self.hand: HandMembership
-        with mock.patch.object(core, "KafkaClient", return_value=self.client):
+        with mock.patch.object(group_member, "KafkaClient", return_value=self.client):
             self.consumer = Consumer(
                 "t",
                 brokers="fake:9092",
@@ -401,8 +401,8 @@ class ProgressMachine(RuleBasedStateMachine):
     async def _started(self, number: int) -> Member:
         member = Member(self, number)
         await member.consumer.start()
-        assert member.hand.connections.on_commands is not None
-        member.hand.connections.on_commands(self.commands, self)  # type: ignore[arg-type]
+        assert member.hand.parts.on_commands is not None
+        member.hand.parts.on_commands(self.commands, self)  # type: ignore[arg-type]
         return member
 
     async def _move(self, partition: TopicPartition, to: int | None) -> None:
@@ -744,8 +744,8 @@ class ProgressMachine(RuleBasedStateMachine):
 
     async def _tell(self) -> None:
         for member in self.members:
-            assert member.hand.connections.on_commands is not None
-            member.hand.connections.on_commands(self.commands, self)  # type: ignore[arg-type]
+            assert member.hand.parts.on_commands is not None
+            member.hand.parts.on_commands(self.commands, self)  # type: ignore[arg-type]
 
     async def add_results(self, command_id: str, results: Any) -> None:
         """Stores the results of a command. Called by the consumers."""

@@ -35,7 +35,7 @@ class Mutation(NamedTuple):
 READING = "core/consumer/reading.py"
 PROGRESS = "core/subscription/progress.py"
 COMMITS = "core/consumer/commits.py"
-CORE = "core/consumer/core.py"
+CORE = "core/consumer/group_member.py"
 STATE = "core/subscription/state.py"
 HOLDING = "core/membership/holding.py"
 TO_COMMIT = """\
@@ -170,7 +170,7 @@ MUTATIONS = [
     Mutation(
         "commit() raises if records in hand were lost",
         "core/consumer/consumer.py",
-        "        self._must_be_started()\n        self._must_not_be_lost(self._engine.outlived)",
+        "        self._must_be_started()\n        self._must_not_be_lost(self._member.outlived)",
         "        self._must_be_started()",
     ),
     Mutation(

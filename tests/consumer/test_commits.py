@@ -13,7 +13,7 @@ import pytest
 
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.client.client import KafkaClient
-from allocator.core.consumer import ConsumerCore, MembershipConfig
+from allocator.core.consumer import GroupMember, MembershipConfig
 from allocator.core.consumer.commits import Commits
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.subscription.state import SubscriptionState
@@ -116,7 +116,7 @@ async def test_a_failed_auto_commit_is_retried_soon_and_logged_once(caplog: pyte
 @pytest.mark.parametrize("beneath", ["membership", "task"])
 async def test_an_error_that_ended_the_consumer_reaches_each_reader(beneath: str) -> None:
     config = MembershipConfig.of("fixed", group="g", topics=("t",))
-    core = ConsumerCore(config, brokers="b:9092", listener=None, auto_commit_interval_s=5, auto_offset_reset="latest")
+    core = GroupMember(config, brokers="b:9092", listener=None, auto_commit_interval_s=5, auto_offset_reset="latest")
     ended = RuntimeError("a bug")
     if beneath == "membership":
         core.membership.ended = ended
@@ -170,9 +170,7 @@ async def test_an_idle_offset_that_is_committed_again_never_hides_a_seek() -> No
 async def test_a_cancelled_close_ends_the_membership_while_the_coordinator_is_silent() -> None:
     """Otherwise the session would live on, and no other member would get the partitions."""
     config = MembershipConfig.of("fixed", group="g", topics=("t",))
-    core = ConsumerCore(
-        config, brokers="b:9092", listener=None, auto_commit_interval_s=None, auto_offset_reset="latest"
-    )
+    core = GroupMember(config, brokers="b:9092", listener=None, auto_commit_interval_s=None, auto_offset_reset="latest")
     member, left = Member(None), asyncio.Event()
     member.began_at(5)
     member.group.fetches.clear()

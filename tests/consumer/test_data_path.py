@@ -68,7 +68,7 @@ DECODER = ("columns.py", "decode.py", "decode_plain.py", "record.py")
 # these methods store nothing of the record
 QUERIES = {
     "CommitMetadata.added",
-    "ConsumerCore.must_own",
+    "GroupMember.must_own",
     "Fetcher.leader_epoch",
     "FetchSession.received",
     "FetchSession.parts",

@@ -74,7 +74,7 @@ async def resume(consumer: Consumer) -> None:
     """Resumes all partitions after a pause that brings them into doubt."""
     await asyncio.sleep(4 * POLL_S)  # also after the response to the last request
     consumer.resume(*consumer.assignment())
-    state = consumer._engine.state
+    state = consumer._member.state
     await wait_until_async(lambda: all(map(state.is_in_doubt, state.assignment)), 10, "the doubt")
 
 
@@ -350,7 +350,7 @@ async def test_a_znode_decides_while_the_coordinator_is_away(
             await read_old(setting, consumer)
             await consumer.commit()
             client = client_of(consumer)
-            away = await consumer._engine.commits.offsets.find()
+            away = await consumer._member.commits.offsets.find()
             (there,) = [tp for tp in setting.partitions if client.leader(tp) != away]
             consumer.pause(*setting.partitions)
             await asyncio.sleep(4 * POLL_S)

@@ -12,7 +12,7 @@ import pytest
 
 import allocator
 from allocator import Consumer, RebalanceListener, Record
-from allocator.core.consumer import core
+from allocator.core.consumer import group_member
 from allocator.core.offsets import coordinator
 from allocator.errors import CommitFailed
 from allocator.operate.switching import SwitchingConsumer
@@ -86,7 +86,7 @@ async def test_releases_do_not_wait_one_after_another_for_a_silent_coordinator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Kafka hangs, and the work on each partition ends later than that on the one before."""
-    monkeypatch.setattr(core, "RELEASE_PATIENCE_S", 2.0, raising=False)
+    monkeypatch.setattr(group_member, "RELEASE_PATIENCE_S", 2.0, raising=False)
     monkeypatch.setattr(coordinator, "PATIENCE_S", 1.0)
     topic = await asyncio.to_thread(topic_factory, 3)
     await asyncio.to_thread(produce, kafka_cluster.bootstrap, topic, [b"v"] * 3)  # one for each partition

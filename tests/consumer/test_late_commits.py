@@ -48,7 +48,7 @@ async def read_by_another(service: Service, slow: Any, *, back: bool) -> Consume
     (zero,) = service.partitions
     other = service.consumer(client_id="a", auto_commit_interval_s=None)  # comes first in the order of the assignment
     await other.start()
-    await end_membership(service, slow._engine.membership.member_id)
+    await end_membership(service, slow._member.membership.member_id)
     await wait_until_async(lambda: other.assignment() == {zero}, 25, "the move")
     await service.produce(10, 20)
     seen = 0
@@ -59,7 +59,7 @@ async def read_by_another(service: Service, slow: Any, *, back: bool) -> Consume
     await other.commit()
     if back:
         await other.close()
-        await wait_until_async(lambda: zero in slow._engine.state.held, 25, "the return")
+        await wait_until_async(lambda: zero in slow._member.state.held, 25, "the return")
     return other
 
 
@@ -202,7 +202,7 @@ async def test_values_whose_commit_failed_come_again_although_their_partition_is
     await service.produce(0, 10)
     consumer = kiel(service, deserializer=int)
     await consumer.connect()
-    state, commits = consumer._engine.state, consumer._engine.commits
+    state, commits = consumer._member.state, consumer._member.commits
     commit = commits.commit
 
     async def fails_once(offsets: Any) -> None:

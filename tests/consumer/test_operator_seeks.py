@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from allocator.commands.command import Command, CommandResult, Commands
 from allocator.commands.operator_commands import OperatorCommands
-from allocator.core.consumer.core import ConsumerCore
+from allocator.core.consumer.group_member import GroupMember
 from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
@@ -16,7 +16,7 @@ from tests.consumer.fake_source import Cluster, FakeSource
 
 class Core(FakeSource):
     sink = None
-    sought, commit_sought = ConsumerCore.sought, ConsumerCore.commit_sought
+    sought, commit_sought = GroupMember.sought, GroupMember.commit_sought
 
     @property
     def fetcher(self) -> Core:

@@ -120,13 +120,13 @@ async def test_a_consumer_whose_watcher_loses_its_session_stays_in_the_group(it:
 
     try:
         assert consumer._watcher is not None
-        engine, member = consumer._engine, consumer._engine.membership.member_id
+        reads, member = consumer._member, consumer._member.membership.member_id
         await expire(consumer._watcher._zk)
         for value in (b"1", b"2"):
             await it.produce(value)
             await wait_until_async(consumes, 30, "a value")
-        assert consumer._engine is engine
-        assert consumer._engine.membership.member_id == member
+        assert consumer._member is reads
+        assert consumer._member.membership.member_id == member
     finally:
         await consumer.close()
 
@@ -136,7 +136,7 @@ async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(it: G
     consumer = it.consumer(session_timeout_s=4.0)
     async with session(it.zookeeper) as ensemble, consumer:
         await wait_until_async(lambda: _reads(consumer), 30, "the consumer to read")
-        watcher, member = consumer._watcher, consumer._consumer._engine.membership
+        watcher, member = consumer._watcher, consumer._consumer._member.membership
         assert watcher._task is not None
         watcher._task.cancel()
         await it.choose(ensemble, ClusterChoice(None, frozen=True))

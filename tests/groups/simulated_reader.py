@@ -13,7 +13,7 @@ from allocator.commands.command import Command, CommandResult, Commands
 from allocator.commands.operator_commands import OperatorCommands
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.consumer.commits import Commits
-from allocator.core.consumer.core import ConsumerCore
+from allocator.core.consumer.group_member import GroupMember
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.telemetry.measures import Measures
@@ -92,7 +92,7 @@ class ReadingWorker(Worker):
 
     processor = sink = None
     group, request_timeout_s = "g", 30.0
-    seek, commit_sought = ConsumerCore.seek, ConsumerCore.commit_sought
+    seek, commit_sought = GroupMember.seek, GroupMember.commit_sought
 
     def __init__(self, world: Simulation, name: str) -> None:
         self.state = SubscriptionState("earliest", clock=world.loop.time, shuffle=None)
@@ -105,7 +105,7 @@ class ReadingWorker(Worker):
             self,  # type: ignore[arg-type]
             self.state,
             self,  # type: ignore[arg-type]
-            partial(ConsumerCore.must_own, self),  # type: ignore[arg-type]
+            partial(GroupMember.must_own, self),  # type: ignore[arg-type]
             interval_s=None,
         )
         self.commits.metadata.membership = self.membership
@@ -178,7 +178,7 @@ class ReadingWorker(Worker):
     # -- what the ownership and the commands call ------------------------------------------------------------------
 
     def sought(self, partition: TopicPartition, offset: int) -> bool:
-        done = ConsumerCore.sought(self, partition, offset)  # type: ignore[arg-type]
+        done = GroupMember.sought(self, partition, offset)  # type: ignore[arg-type]
         if done:
             self.seeking.add(partition)
         return done

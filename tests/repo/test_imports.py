@@ -101,7 +101,7 @@ def test_a_consumer_imports_only_what_every_consumer_needs() -> None:
         """)
     assert done.returncode == 0, done.stderr
     imported, packages = (set(line.split()) for line in done.stdout.splitlines())
-    assert "allocator.core.consumer.core" in imported
+    assert "allocator.core.consumer.group_member" in imported
     assert packages <= {"allocator", "cramjam", "kafka", "crc32c"}
     assert {module for module in imported if module.startswith("kafka")} == {"kafka.structs"}
     later = ("producer", "core.zookeeper", "core.membership.zookeeper", "handlers.processor", "protocols", "operate")

@@ -541,7 +541,7 @@ async def test_a_group_of_kafkas_own_protocol_gets_commands_about_records_alone(
 
         await asyncio.to_thread(walk)
         paused = TopicPartition(topic, 1)
-        state = consumer._engine.state
+        state = consumer._member.state
         await wait_until_async(lambda: not state.is_fetchable(paused), PATIENCE_S, "the pause")
 
         def undo() -> None:

@@ -141,7 +141,7 @@ async def test_commands_about_records_are_previewed_given_and_withdrawn(
         assert (await post("commands/preview", pause))["creates"] is None
         (command,) = await wait_until_async(partial(commands, 1), PATIENCE_S, "the command on the page")
         assert (command["id"], command["why"], command["who"]) == (given["command"], "its customer", "token")
-        state, one = consumer._engine.state, TopicPartition(topic, 1)
+        state, one = consumer._member.state, TopicPartition(topic, 1)
         await wait_until_async(lambda: not state.is_fetchable(one), PATIENCE_S, "the pause")
         assert (await post("commands/withdraw", pause))["withdrawn"] == [command["id"]]
         await wait_until_async(lambda: state.is_fetchable(one), PATIENCE_S, "the end of the pause")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from allocator.core.consumer.commanded import CommandedConsumer, CommandExecutor
 from allocator.core.consumer.consumer import ConsumerBase, client_of, join_again_if
-from allocator.core.consumer.core import ConsumerCore
+from allocator.core.consumer.group_member import GroupMember
 from allocator.core.consumer.measures import lag
 from allocator.core.consumer.membership_config import (
-    Connections,
     Fault,
+    MemberParts,
     MembershipConfig,
     MembershipOptions,
     assignors_of,
@@ -24,10 +24,10 @@ from allocator.core.consumer.transactional import TransactionalCommits, fenced
 __all__ = [
     "CommandExecutor",
     "CommandedConsumer",
-    "Connections",
     "ConsumerBase",
-    "ConsumerCore",
     "Fault",
+    "GroupMember",
+    "MemberParts",
     "MembershipConfig",
     "MembershipOptions",
     "OffsetSink",

@@ -18,7 +18,7 @@ from allocator.core.types import TopicPartition
 
 
 class CommandedConsumer(Protocol):
-    """The parts of `ConsumerCore` that operator commands need."""
+    """The parts of `GroupMember` that operator commands need."""
 
     group: str | None
     state: SubscriptionState

@@ -13,7 +13,7 @@ from allocator.core.aio.tasks import ClosesOnce, ends, warn_unclosed
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
 from allocator.core.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
-from allocator.core.consumer.core import ConsumerCore
+from allocator.core.consumer.group_member import GroupMember
 from allocator.core.consumer.measures import reference_metrics
 from allocator.core.consumer.membership_config import MembershipConfig, MembershipOptions
 from allocator.core.consumer.reading import Reading
@@ -98,7 +98,7 @@ class ConsumerBase:
             offsets=offsets,
         )
         self.client_id = joining.client_id
-        self._engine = ConsumerCore(
+        self._member = GroupMember(
             joining,
             brokers=brokers,
             listener=listener,
@@ -117,7 +117,7 @@ class ConsumerBase:
         )
         self._isolation_level = isolation_level
         self._deserializers = key_deserializer, value_deserializer
-        self._reading = Reading(self._engine, self._deserializers)
+        self._reading = Reading(self._member, self._deserializers)
         self._started = False
         self._starting: asyncio.Future[None] | None = None
         self._closed = False
@@ -136,7 +136,7 @@ class ConsumerBase:
         if self._closed:
             raise Closed("this consumer is closed; create another one")
         self._started = True
-        self._starting = asyncio.ensure_future(self._engine.start())
+        self._starting = asyncio.ensure_future(self._member.start())
         try:
             await ends(self._starting)
             if self._closed:
@@ -166,14 +166,14 @@ class ConsumerBase:
         if not self._started or (self._closed and not self._closing.begun):  # not started, or the start failed
             self._closed = True
             return
-        self._engine.must_be_here()
+        self._member.must_be_here()
         self._closed = True
         self._reading.close()  # even in a later call: another task may have called `close` before the reader does
         await self._closing.run(partial(self._close, commit=commit, restart=restart))
 
     async def _close(self, **how: bool) -> None:
         try:
-            await self._engine.close(**how)
+            await self._member.close(**how)
         finally:
             if self._starting is not None and not self._starting.done():
                 self._starting.cancel()
@@ -228,7 +228,7 @@ class ConsumerBase:
         return await self._readable().many(timeout_s, max_records)
 
     def _readable(self) -> Reading:
-        if self._engine.load.source == "handler_s" and self._engine.processor is None:
+        if self._member.load.source == "handler_s" and self._member.processor is None:
             raise ConfigError(
                 'follow_load = "handler_s" measures handlers, which only `process` calls; use `process`, or set '
                 'follow_load to "records", "bytes" or "reported"'
@@ -238,7 +238,7 @@ class ConsumerBase:
     def _begun(self) -> Reading:
         if not self._started:
             raise Closed(NOT_STARTED)
-        if not self._engine.choice.ever_made:
+        if not self._member.choice.ever_made:
             raise IllegalState("nothing is subscribed or assigned; name topics, or call subscribe() or assign() first")
         return self._reading
 
@@ -251,7 +251,7 @@ class ConsumerBase:
         """
         if not 0 <= load < float("inf"):
             raise ValueError(f"load = {load!r}: must be a finite number, at least 0")
-        self._engine.load.reported[TopicPartition(*partition)] = float(load)
+        self._member.load.reported[TopicPartition(*partition)] = float(load)
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
@@ -265,9 +265,9 @@ class ConsumerBase:
         """
         if offsets is None:
             self._finish()
-            await self._engine.commits.commit_done(or_raise=True)
+            await self._member.commits.commit_done(or_raise=True)
             return
-        await self._engine.commits.commit(self._to_commit(offsets))
+        await self._member.commits.commit(self._to_commit(offsets))
 
     def commit_async(
         self, offsets: Mapping[PartitionKey, Offset] | None = None, callback: OnCommit | None = None
@@ -279,18 +279,18 @@ class ConsumerBase:
         """
         if offsets is None:
             self._finish()
-        self._engine.commits.commit_async(None if offsets is None else self._to_commit(offsets), callback)
+        self._member.commits.commit_async(None if offsets is None else self._to_commit(offsets), callback)
 
     def _finish(self) -> None:
         """Marks the delivered records as done. Raises NotOwned if some of them were lost."""
         self._must_be_started()
-        self._must_not_be_lost(self._engine.outlived)
-        self._engine.state.reader.finish()
+        self._must_not_be_lost(self._member.outlived)
+        self._member.state.reader.finish()
 
     def _to_commit(self, offsets: Mapping[PartitionKey, Offset]) -> dict[TopicPartition, OffsetAndMetadata]:
         wanted = as_offsets(offsets)
         self._must_not_be_lost(wanted)
-        former = sorted(self._engine.state.reader.of_former_logs.intersection(wanted))
+        former = sorted(self._member.state.reader.of_former_logs.intersection(wanted))
         if former:
             raise CommitFailed(
                 f"{self.group}: {former[0].topic!r} was created again since this member read the records in hand, and "
@@ -300,7 +300,7 @@ class ConsumerBase:
 
     def _must_not_be_lost(self, partitions: Iterable[TopicPartition]) -> None:
         """Raises NotOwned if one of these was lost since its records were delivered, also if it has come back."""
-        lost = self._engine.outlived.intersection(partitions)
+        lost = self._member.outlived.intersection(partitions)
         if lost:
             names = partition_names(lost)
             raise NotOwned(f"{self.group}: this member lost {names} since it read their records; request the next ones")
@@ -312,7 +312,7 @@ class ConsumerBase:
         The metadata is the user's, "" if there is none. The leader epoch is -1 if it is unknown.
         """
         partition = as_partition(partition)
-        found = (await self._engine.commits.offsets.fetch([partition])).get(partition)
+        found = (await self._member.commits.offsets.fetch([partition])).get(partition)
         return None if found is None else as_written(found)
 
     async def position(self, partition: PartitionLike) -> int:
@@ -324,10 +324,10 @@ class ConsumerBase:
             tenure = self._tenure(partition)
             if tenure.position is not None:
                 return int(tenure.position.offset)
-            error = self._engine.fetcher.fault(tenure.partition)
+            error = self._member.fetcher.fault(tenure.partition)
             if error is not None:
                 raise error.with_traceback(None)
-            await self._engine.fetcher.news(0.1)
+            await self._member.fetcher.news(0.1)
 
     def seek(self, partition: PartitionLike, offset: Offset) -> None:
         """Sets the position of a partition. Raises NotOwned.
@@ -335,7 +335,7 @@ class ConsumerBase:
         An `offset` from `committed` has a leader epoch and the id of its topic. The consumer validates such a position
         against the log before it delivers records.
         """
-        self._engine.seek(self._tenure(partition).partition, as_offset(offset))
+        self._member.seek(self._tenure(partition).partition, as_offset(offset))
 
     async def seek_to_beginning(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
         """Seeks to the oldest record of these partitions, or of all owned ones.
@@ -362,7 +362,7 @@ class ConsumerBase:
         member owns no partition, IllegalState without a group, and NoOffsetsError.
         """
         chosen = self._owned(partitions)
-        found = await self._engine.commits.offsets.fetch(chosen)
+        found = await self._member.commits.offsets.fetch(chosen)
         for partition, offset in found.items():
             self.seek(partition, as_written(offset))
         return {partition: found[partition].offset if partition in found else None for partition in chosen}
@@ -376,8 +376,8 @@ class ConsumerBase:
     def _tenure(self, partition: PartitionLike) -> TopicPartitionState:
         """Returns the tenure of a partition. Raises NotOwned."""
         partition = as_partition(partition)
-        self._engine.must_own([partition])
-        return self._engine.state.assignment[partition]
+        self._member.must_own([partition])
+        return self._member.state.assignment[partition]
 
     def _owned(self, partitions: Iterable[PartitionLike | Iterable[PartitionLike]]) -> tuple[TopicPartition, ...]:
         """Returns these partitions, or all owned ones. Raises NotOwned."""
@@ -387,28 +387,28 @@ class ConsumerBase:
                 f"{self.group}: no partition is assigned to this member; to seek partitions that the "
                 "group assigns, use a listener's on_partitions_assigned"
             )
-        self._engine.must_own(chosen)
+        self._member.must_own(chosen)
         return chosen
 
     def pause(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
         """Stops the delivery of these partitions until `resume`. The member still owns them. Raises NotOwned."""
         chosen = as_partitions(partitions)
-        self._engine.must_own(chosen)
+        self._member.must_own(chosen)
         for partition in chosen:
-            self._engine.state.pause(partition)
-        self._engine.fetcher.wake()
+            self._member.state.pause(partition)
+        self._member.fetcher.wake()
 
     def resume(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
         """Ends the pause of these partitions. Raises NotOwned."""
         chosen = as_partitions(partitions)
-        self._engine.must_own(chosen)
+        self._member.must_own(chosen)
         for partition in chosen:
-            self._engine.state.resume(partition)
-        self._engine.fetcher.wake()
+            self._member.state.resume(partition)
+        self._member.fetcher.wake()
 
     def paused(self) -> frozenset[TopicPartition]:
         """Returns the partitions that the user has paused."""
-        return frozenset(self._engine.state.paused_partitions())
+        return frozenset(self._member.state.paused_partitions())
 
     def may_act(self, record: Record | Batch | None = None) -> bool:
         """Returns whether records may be handled and offsets committed at this instant.
@@ -421,17 +421,17 @@ class ConsumerBase:
         If a record or batch is given, it answers for this one: whether the ownership under which it was delivered still
         lasts. Without a group (`membership="fixed"`), whether this member owns its partition.
         """
-        hold = self._engine.hold_of_call
+        hold = self._member.hold_of_call
         if record is None or (hold is not None and hold.is_of(record)):
-            return self._engine.may_act()
-        tenure = self._engine.state.assignment.get(TopicPartition(record.topic, record.partition))
-        return tenure is not None and tenure.fence == record.fence and self._engine.membership.may_act()
+            return self._member.may_act()
+        tenure = self._member.state.assignment.get(TopicPartition(record.topic, record.partition))
+        return tenure is not None and tenure.fence == record.fence and self._member.membership.may_act()
 
     async def until_may_act(self) -> None:
         """Returns once `may_act` is true. Raises NotOwned if it cannot become true for the records in hand: only a
         request for records, or the end of the handler's call, ends that."""
-        await self._engine.commits.until_may_act()
-        self._must_not_be_lost(self._engine.outlived)
+        await self._member.commits.until_may_act()
+        self._must_not_be_lost(self._member.outlived)
 
     # -- subscription --------------------------------------------------------------------------------------------
 
@@ -451,14 +451,14 @@ class ConsumerBase:
         wanted = as_topics((topics, *more) if more else (topics,))
         if not wanted and pattern is None:
             raise ConfigError("subscribe needs topics or a pattern; unsubscribe() ends a subscription")
-        self._engine.choice.subscribe(wanted, pattern, listener)
+        self._member.choice.subscribe(wanted, pattern, listener)
 
     def unsubscribe(self) -> None:
         """Ends the subscription: drains and releases all partitions, and commits done records as in a rebalance.
 
         The consumer stays in its group without partitions, and can `subscribe` again.
         """
-        self._engine.choice.subscribe((), None)
+        self._member.choice.subscribe((), None)
 
     def assign(self, partitions: Iterable[PartitionLike]) -> None:
         """Assigns these partitions and no others; only with membership "fixed".
@@ -470,18 +470,18 @@ class ConsumerBase:
         Raises IllegalState if topics are subscribed or a group assigns, ConfigError for a partition that its topic does
         not have. An error changes nothing.
         """
-        self._engine.choice.assign(as_partitions(partitions))
+        self._member.choice.assign(as_partitions(partitions))
 
     def subscription(self) -> frozenset[str]:
         """Returns the subscribed topics; with a pattern, the known topics that match. Empty after `assign`."""
-        return self._engine.choice.subscribed()
+        return self._member.choice.subscribed()
 
     # -- metadata and offsets of the cluster ---------------------------------------------------------------------
 
     async def topics(self) -> set[str]:
         """Returns the topics that this user may see, without Kafka's internal ones. Raises BrokerError."""
         self._must_be_started()
-        return set(await self._engine.client.list_topics())
+        return set(await self._member.client.list_topics())
 
     async def partitions_for_topic(self, topic: str) -> set[int] | None:
         """Requests the partition numbers of a topic from the brokers. Returns None if the topic does not exist.
@@ -489,8 +489,8 @@ class ConsumerBase:
         The topic need not be subscribed, and is not created. Raises BrokersUnavailable.
         """
         self._must_be_started()
-        await self._engine.client.refresh([topic])
-        found = self._engine.client.partitions(topic)
+        await self._member.client.refresh([topic])
+        found = self._member.client.partitions(topic)
         return None if found is None else set(found)
 
     async def beginning_offsets(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, int]:
@@ -532,18 +532,18 @@ class ConsumerBase:
 
     async def _list_offsets(self, at: Mapping[TopicPartition, int]) -> Found:
         self._must_be_started()
-        return await list_offsets(self._engine.client, at, isolation_level=self._isolation_level)
+        return await list_offsets(self._member.client, at, isolation_level=self._isolation_level)
 
     def _must_be_started(self) -> None:
         if not self._started:
             raise Closed(NOT_STARTED)
-        self._engine.must_be_here()
+        self._member.must_be_here()
 
     # -- state ---------------------------------------------------------------------------------------------------
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Returns the partitions that this member owns, without those that drain."""
-        return self._engine.state.held
+        return self._member.state.held
 
     def fence(self, partition: PartitionLike) -> int:
         """Returns the fencing token of this ownership: a number that grows with each new owner of the partition.
@@ -564,7 +564,7 @@ class ConsumerBase:
         docs/howto/handover.md. A partition is left out if its next owner is unknown: the assignment names none, or the
         membership does not report it (only "zookeeper" does). Raises AllocatorError if ZooKeeper does not respond.
         """
-        return dict(await self._engine.membership.next_owners(frozenset(as_partitions(partitions))))
+        return dict(await self._member.membership.next_owners(frozenset(as_partitions(partitions))))
 
     async def former_owners(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> dict[TopicPartition, str]:
         """Returns the ids of the members that committed these partitions last. For a listener's
@@ -575,7 +575,7 @@ class ConsumerBase:
         committed it, if its user added metadata, or if offsets are in ZooKeeper. Raises IllegalState without a group,
         and AllocatorError if the coordinator does not respond.
         """
-        found = await self._engine.commits.offsets.fetch(set(as_partitions(partitions)))
+        found = await self._member.commits.offsets.fetch(set(as_partitions(partitions)))
         members = {partition: as_written(offset).member for partition, offset in found.items()}
         return {partition: member for partition, member in members.items() if member is not None}
 
@@ -586,7 +586,7 @@ class ConsumerBase:
     def lag(self) -> dict[TopicPartition, int]:
         """Returns the number of offsets between position and end of each owned partition whose end is known from a
         fetch."""
-        tenures = self._engine.state.assignment.items()
+        tenures = self._member.state.assignment.items()
         return {partition: lag for partition, tenure in tenures if (lag := tenure.lag) is not None}
 
     def unreachable(self) -> frozenset[TopicPartition]:
@@ -595,13 +595,13 @@ class ConsumerBase:
         Their position or leader is unknown, or the leader does not respond. A new partition is unreachable for a
         moment.
         """
-        unknown = {p for p, tenure in self._engine.state.assignment.items() if tenure.high_watermark is None}
-        return frozenset(unknown | self._engine.fetcher.unreachable()) - self.paused()
+        unknown = {p for p, tenure in self._member.state.assignment.items() if tenure.high_watermark is None}
+        return frozenset(unknown | self._member.fetcher.unreachable()) - self.paused()
 
     @property
     def measures(self) -> Measures:
         """Counts and durations of joins, heartbeats, commits and more."""
-        return self._engine.client.measures
+        return self._member.client.measures
 
     def metrics(self) -> dict[str, float]:
         """Returns metrics under the names of Kafka's own clients. `allocator.web.metrics` serves Prometheus."""
@@ -615,24 +615,24 @@ class ConsumerBase:
     @property
     def losses(self) -> tuple[RecordsLost, ...]:
         """The latest 100 losses: which offsets were skipped, and where the consumer continued."""
-        return tuple(self._engine.losses)
+        return tuple(self._member.losses)
 
     @property
     def generation(self) -> int:
         """Number of the assignment that this member follows."""
-        return self._engine.membership.generation
+        return self._member.membership.generation
 
     @property
     def member_id(self) -> str:
         """The name of this member's znode; a new one for each ZooKeeper session."""
-        return self._engine.membership.member_id
+        return self._member.membership.member_id
 
 
 def join_again_if(consumer: ConsumerBase, admitted: Callable[[Any], Awaitable[bool]]) -> None:
     """Calls `join_again_if` of the consumer's membership."""
-    consumer._engine.membership.join_again_if(admitted)
+    consumer._member.membership.join_again_if(admitted)
 
 
 def client_of(consumer: ConsumerBase) -> KafkaClient:
     """Returns the consumer's client of the brokers."""
-    return consumer._engine.client
+    return consumer._member.client

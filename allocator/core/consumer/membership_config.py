@@ -76,7 +76,7 @@ class CommandSource(Protocol):
         """Calls `on_commands` with the current commands and after each change. Sets `began` after the first call."""
 
 
-class Connections(NamedTuple):
+class MemberParts(NamedTuple):
     """The parts of a consumer that its membership works with."""
 
     client: KafkaClient
@@ -133,7 +133,7 @@ class MembershipOptions:
         """Raises AllocatorError for assignors that do not work with this membership."""
         config.assignors()
 
-    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+    def make(self, config: MembershipConfig, parts: MemberParts) -> Membership:
         """Creates the membership, without any I/O."""
         raise NotImplementedError
 
@@ -159,10 +159,10 @@ class Fixed(MembershipOptions):
     def check_assignor(self, config: MembershipConfig) -> None:
         """Accepts any value, because this membership uses no assignor."""
 
-    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+    def make(self, config: MembershipConfig, parts: MemberParts) -> Membership:
         return FixedMembership(
-            connections.client,
-            connections.listener,
+            parts.client,
+            parts.listener,
             name=config.client_id,
             topics=frozenset(config.topics),
             pattern=config.pattern,

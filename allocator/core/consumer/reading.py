@@ -11,7 +11,7 @@ from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from allocator.core.consumer.core import ConsumerCore
+from allocator.core.consumer.group_member import GroupMember
 from allocator.core.errors import Closed, ConfigError, CorruptRecordError, DeserializationError
 from allocator.core.fetch.batch import Batch
 from allocator.core.subscription.partition import TopicPartitionState
@@ -27,9 +27,9 @@ class Reading:
     A request for more records marks the delivered records as done.
     """
 
-    def __init__(self, engine: ConsumerCore, deserializers: tuple[Deserializer, Deserializer] = (None, None)) -> None:
+    def __init__(self, member: GroupMember, deserializers: tuple[Deserializer, Deserializer] = (None, None)) -> None:
         """Stores its arguments. `deserializers` are those for keys and for values."""
-        self._engine = engine
+        self._member = member
         # the deserializers that must load something, such as schemas, before the consumer calls them
         self._loaders = [
             (part, each) for part, each in zip(("key", "value"), deserializers) if isinstance(each, LoadingDeserializer)
@@ -57,13 +57,13 @@ class Reading:
     def close(self) -> None:
         """Makes the reader's current or next request raise `Closed`."""
         self._closed = True
-        self._engine.fetcher.wake()
+        self._member.fetcher.wake()
         if self._reader is None or self._reader.done() or self._called_by_reader():
             # the delivered records may not be handled: they are not committed, and the next owner reads them again
-            self._engine.state.reader.abandon()
+            self._member.state.reader.abandon()
         else:
             # the reader finishes its records and requests more, or ends without another request
-            self._reader.add_done_callback(lambda _: self._engine.state.reader.abandon())
+            self._reader.add_done_callback(lambda _: self._member.state.reader.abandon())
 
     def _called_by_reader(self) -> bool:
         """Returns whether the current task is the reader, or was started by it with gather, wait_for or create_task.
@@ -76,10 +76,10 @@ class Reading:
     def _is_read(self) -> None:
         """Makes the current task the reader."""
         # cheaper than to look at the running loop each time; from another thread, it may be any task of the loop
-        task, thread = asyncio.current_task(self._engine.loop), get_ident()
+        task, thread = asyncio.current_task(self._member.loop), get_ident()
         if task is not None and task is self._reader and thread == self._thread:
             return
-        self._engine.must_be_here()
+        self._member.must_be_here()
         self._reader, self._thread, self._mark = task, thread, object()
         # copied, because the context of tasks that were started earlier has the old mapping
         known = WeakKeyDictionary(_read_here.get({}))
@@ -202,25 +202,25 @@ class Reading:
             raise error
         while True:
             if self._closed:
-                raise Closed(f"the consumer of group {self._engine.group!r} is closed")
+                raise Closed(f"the consumer of group {self._member.group!r} is closed")
             if self._rest is not None and not self._is_wanted():
                 self._drop()
             if self._rest is None:
-                batch = self._engine.fetcher.take()
+                batch = self._member.fetcher.take()
                 if batch is not None:
                     self._keep(batch)
-                    self._tenure = self._engine.state.assignment[TopicPartition(batch.topic, batch.partition)]
+                    self._tenure = self._member.state.assignment[TopicPartition(batch.topic, batch.partition)]
                     self._epoch = self._tenure.epoch
                     self._loaded = not self._loaders
                     if self._loaded or self._load(batch):
                         return batch
-            elif self._engine.may_deliver and (self._loaded or self._load(self._rest)):
+            elif self._member.may_deliver and (self._loaded or self._load(self._rest)):
                 return self._rest
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return None
             # every event that may end this wait calls `Fetcher.wake`
-            await self._engine.news(left)
+            await self._member.news(left)
 
     def _load(self, batch: Batch) -> bool:
         """Returns whether everything is loaded that the deserializers need. Otherwise starts to load it.
@@ -231,7 +231,7 @@ class Reading:
             error, self._load_error = self._load_error, None
             raise error
         if self._loading:
-            self._engine.may_take()  # raises an error that the reader has to receive
+            self._member.may_take()  # raises an error that the reader has to receive
             return False
         missing = []
         with contextlib.suppress(CorruptRecordError):  # raised again when the reader reaches the record
@@ -241,7 +241,7 @@ class Reading:
                     missing.append((loader, ids))
         if missing:
             self._loading = True
-            self._engine.start_task(self._load_all(batch, missing), "loading of deserializers")
+            self._member.start_task(self._load_all(batch, missing), "loading of deserializers")
         self._loaded = not missing
         return self._loaded
 
@@ -256,19 +256,19 @@ class Reading:
             self._load_error = error
         finally:
             self._loading = False
-            self._engine.fetcher.wake()
+            self._member.fetcher.wake()
 
     def _deliver(self, next_offset: int) -> None:
         """Notes that the user gets the records of the current batch up to `next_offset`."""
-        engine, tenure = self._engine, self._tenure
+        member, tenure = self._member, self._tenure
         # the leader epoch lets a later check detect a truncation of the log (KIP-320)
-        epoch = engine.fetcher.leader_epoch(tenure.partition, next_offset)
-        reader = engine.state.reader if engine.processor is None else None
-        tenure.deliver(next_offset, epoch, reader, confirms=engine.commits.are_automatic)
+        epoch = member.fetcher.leader_epoch(tenure.partition, next_offset)
+        reader = member.state.reader if member.processor is None else None
+        tenure.deliver(next_offset, epoch, reader, confirms=member.commits.are_automatic)
 
     def _pass_by(self, next_offset: int) -> None:
         """Notes that the current batch has no more record before `next_offset`."""
-        self._tenure.pass_by(next_offset, self._engine.fetcher.leader_epoch(self._tenure.partition, next_offset))
+        self._tenure.pass_by(next_offset, self._member.fetcher.leader_epoch(self._tenure.partition, next_offset))
 
     def _is_wanted(self) -> bool:
         """Returns False if the partition was sought, reset or revoked since the fetcher delivered the batch."""
@@ -302,8 +302,8 @@ class Reading:
         if self._busy:
             raise RuntimeError("two tasks read from one consumer; records would count as done before they are handled")
         self._is_read()
-        self._engine.state.reader.finish()
-        self._engine.membership.polled()
+        self._member.state.reader.finish()
+        self._member.membership.polled()
         return self
 
     def __enter__(self) -> None:

@@ -45,7 +45,7 @@ Parts = Iterator[tuple[TopicPartition, FetchedPartition]]
 """What a response has of each partition."""
 
 
-class Sink(PositionFaults, Protocol):
+class LoopReports(PositionFaults, Protocol):
     """Receives the reports of the loop. `Fetcher` implements it."""
 
     def arrived(self, buffer: PartitionBuffer) -> None: ...
@@ -65,7 +65,7 @@ class FetchLoop:
         state: SubscriptionState,
         planner: Planner,
         positions: PositionRequests,
-        sink: Sink,
+        reports: LoopReports,
         *,
         min_bytes: int,
         isolation_level: str,
@@ -75,7 +75,7 @@ class FetchLoop:
         self._state = state
         self._planner = planner
         self._positions = positions
-        self._sink = sink
+        self._reports = reports
         self._min_bytes = min_bytes
         self._committed_only = isolation_level == "read_committed"
         self._rack = rack
@@ -84,7 +84,7 @@ class FetchLoop:
         self._failures = RepeatedFailures(log)
         # brokers to which a fetch connection was opened before the first fetch
         self._prepared: set[int] = set()
-        self._tasks = BackgroundTasks(sink.broke)
+        self._tasks = BackgroundTasks(reports.broke)
         self._closed = False
         self._event: asyncio.Event | None = None
         self._forget_listener: Any = None
@@ -225,7 +225,7 @@ class FetchLoop:
                 plan.repeated = True
                 self._send(plan)
         except Exception as failure:  # noqa: BLE001 - a bug here must not end the connection, which is the caller
-            self._sink.broke(failure)
+            self._reports.broke(failure)
 
     def _failed(self, plan: PlannedFetch, error: AllocatorError | RequestFailed | None) -> None:
         plan.session.lost()
@@ -305,7 +305,7 @@ class FetchLoop:
         )
         if effects.served:
             buffer.failures = 0
-            self._sink.healed(tp)
+            self._reports.healed(tp)
             partition.high_watermark = part.high_watermark
             if part.preferred_replica >= 0:
                 expiry = time.monotonic() + REPLICA_LEASE_S
@@ -345,10 +345,10 @@ class FetchLoop:
             partition.request_position_validation()
         if effects.refusal is not None:
             buffer.next_try = time.monotonic() + UNRETRIABLE_PAUSE_S
-            self._sink.fail(tp, effects.refusal, lasting=True)
+            self._reports.fail(tp, effects.refusal, lasting=True)
         if effects.stop is not None:
             buffer.halt(effects.stop)
-            self._sink.arrived(buffer)
+            self._reports.arrived(buffer)
         if effects.recreated:
             self._positions.recreated(tp)
 
@@ -368,4 +368,4 @@ class FetchLoop:
     def _report_records(self, plan: PlannedFetch) -> None:
         for tp in plan.with_records:
             if self._planner.is_current(plan.buffers[tp]):
-                self._sink.arrived(plan.buffers[tp])
+                self._reports.arrived(plan.buffers[tp])

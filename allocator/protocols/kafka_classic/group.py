@@ -96,7 +96,7 @@ class Participant(KafkaGroupParticipant, Protocol):
         """
 
 
-class GroupCoordinator(KafkaGroup):
+class ClassicMember(KafkaGroup):
     """One member of one group.
 
     Guarantees:

@@ -32,7 +32,7 @@ from allocator.protocols.kafka_classic.consumer_protocol import (
     StickyUserData,
     Subscription,
 )
-from allocator.protocols.kafka_classic.group import GroupCoordinator
+from allocator.protocols.kafka_classic.group import ClassicMember
 from allocator.protocols.kafka_classic.messages import JoinedMember
 from allocator.protocols.kafka_classic.plan import (
     DOUBT_S,
@@ -62,7 +62,7 @@ class KafkaMembership(KafkaMember):
     """
 
     protocol_type = PROTOCOL_TYPE
-    group: GroupCoordinator
+    group: ClassicMember
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class KafkaMembership(KafkaMember):
         self._surroundings = GroupViewBuilder(group, client, load, fresh_s=LOAD_FRESH_S)
         self._target: Mapping[str, Partitions] = {}
         self._left_out: Partitions = NO_PARTITIONS
-        self.group = GroupCoordinator(client, group, self, settings, coordinator=coordinator, clock=self._lease.clock)
+        self.group = ClassicMember(client, group, self, settings, coordinator=coordinator, clock=self._lease.clock)
 
     @property
     def leading(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from allocator.assignors import KielAssignor, naive_allocator
-from allocator.core.consumer import Connections, Fault, MembershipConfig
+from allocator.core.consumer import Fault, MemberParts, MembershipConfig
 from allocator.core.membership import Membership
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.errors import ConfigError
@@ -40,18 +40,18 @@ class Kiel(EnsembleOptions):
     def check_assignor(self, config: MembershipConfig) -> None:
         self._function(config)
 
-    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+    def make(self, config: MembershipConfig, parts: MemberParts) -> Membership:
         assert config.group is not None
-        assert connections.offsets is not None
+        assert parts.offsets is not None
         membership = KielMembership(
             self.ensemble(),
             config.group,
-            connections.listener,
-            connections.client,
+            parts.listener,
+            parts.client,
             KielSettings(**config.of_member(), settle_s=self.settle_s, function=self._function(config)),
-            connections.offsets,
-            lambda root: self.under(root, config, connections),
-            measures=connections.client.measures,
+            parts.offsets,
+            lambda root: self.under(root, config, parts),
+            measures=parts.client.measures,
         )
         return cast(Membership, membership)  # most of its methods are those of the current membership
 
@@ -86,14 +86,14 @@ class OldConsumers(EnsembleOptions):
         if config.assignor not in (None, "range"):
             raise ConfigError("all members of such a group use range")
 
-    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+    def make(self, config: MembershipConfig, parts: MemberParts) -> Membership:
         membership: Membership = self.kind(
             self.ensemble(),
             config.group,
-            connections.listener,
-            connections.client,
+            parts.listener,
+            parts.client,
             OwnersSettings(**config.of_member()),
-            measures=connections.client.measures,
+            measures=parts.client.measures,
         )
         return membership
 

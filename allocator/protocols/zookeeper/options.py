@@ -12,8 +12,8 @@ from allocator.commands import OperatorCommands
 from allocator.core.consumer import (
     CommandedConsumer,
     CommandExecutor,
-    Connections,
     Fault,
+    MemberParts,
     MembershipConfig,
     MembershipOptions,
     assignors_of,
@@ -62,7 +62,7 @@ class EnsembleOptions(MembershipOptions):
         self,
         root: str,
         config: MembershipConfig,
-        connections: Connections,
+        parts: MemberParts,
         *,
         functions: Mapping[str, Assignor] = MappingProxyType({}),
         measured: Callable[[], LoadReport] | None = None,
@@ -74,7 +74,7 @@ class EnsembleOptions(MembershipOptions):
         `own`: further settings of `ZooKeeperSettings`.
         """
         assert config.group is not None
-        client = connections.client
+        client = parts.client
 
         def brokers() -> str:
             known = (f"{broker.host}:{broker.port}" for broker in client.metadata.brokers.values())
@@ -83,8 +83,8 @@ class EnsembleOptions(MembershipOptions):
         return ZooKeeperMembership(
             self.ensemble(),
             Paths(root, config.group),
-            connections.listener,
-            connections.client,
+            parts.listener,
+            parts.client,
             {**functions, **config.assignors()},
             ZooKeeperSettings(
                 **config.of_member(),
@@ -93,11 +93,11 @@ class EnsembleOptions(MembershipOptions):
                 brokers=brokers,
                 **own,
             ),
-            load=connections.load,
+            load=parts.load,
             measured=measured,
-            on_commands=connections.on_commands,
-            expected=connections.expected,
-            measures=connections.client.measures,
+            on_commands=parts.on_commands,
+            expected=parts.expected,
+            measures=parts.client.measures,
         )
 
     def ensemble(self) -> ZooKeeperClient:
@@ -134,13 +134,13 @@ class ZooKeeper(EnsembleOptions):
                 "the next process is recognised by its instance_id; set one, different for each process",
             )
 
-    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+    def make(self, config: MembershipConfig, parts: MemberParts) -> Membership:
         measured, functions = None, {}
         if self.follow_load is not None:
             # members without `follow_load`, such as those of older versions, agree on one of the other assignors
             functions = assignors_of(f"load-{self.follow_load}")
-            measured = connections.measure and connections.measure(self.follow_load)
-        return self.under(self.root, config, connections, functions=functions, measured=measured, **self.place())
+            measured = parts.measure and parts.measure(self.follow_load)
+        return self.under(self.root, config, parts, functions=functions, measured=measured, **self.place())
 
     def place(self) -> dict[str, Any]:
         """The settings for restarts and for following load, under the names of `ZooKeeperSettings`."""

@@ -23,7 +23,7 @@ from typing import Any, Optional, TypeVar
 
 from allocator.core.aio import wait_for_event
 from allocator.core.client import KafkaClient
-from allocator.core.consumer import Connections, lag
+from allocator.core.consumer import MemberParts, lag
 from allocator.core.membership import AssignmentListener, Membership
 from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.core.subscription import stamped
@@ -223,7 +223,7 @@ class _MemberRunner(AssignmentListener):
             coordinator = Coordinator(client, self._group, client.retry_backoff_s)
             load = partial(lag, client, offsets.fetch, "earliest")
             config = joining(options)
-            membership = config.options.make(config, Connections(client, self, coordinator, load, None))
+            membership = config.options.make(config, MemberParts(client, self, coordinator, load, None))
             try:
                 await membership.join()
             except BaseException:

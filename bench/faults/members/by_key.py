@@ -20,7 +20,7 @@ from bench.faults.journal import Journal
 
 def journal_commits(consumer: Consumer, journal: Journal) -> None:
     """Makes the consumer write its commits to the journal, through a private method: there is no public hook."""
-    commits = consumer._engine.commits
+    commits = consumer._member.commits
     commit = commits.commit
 
     async def journalled(offsets: Mapping[TopicPartition, Any]) -> None:

@@ -20,7 +20,7 @@ from allocator.core.consumer.doubts import Doubts
 from allocator.core.consumer.measures import OwnLoad, lag
 from allocator.core.consumer.membership_config import (
     CommandSource,
-    Connections,
+    MemberParts,
     MembershipConfig,
 )
 from allocator.core.consumer.ownership import Ownership
@@ -49,7 +49,7 @@ COMMANDS_WITHIN_S = 10.0
 SINK_RETRY_S = 0.2
 
 
-class ConsumerCore:
+class GroupMember:
     """Client, membership, fetcher and offsets of one member of one group.
 
     Guarantee: `fetcher` delivers a batch, and `commits` sends offsets, only while this member owns the partition and
@@ -119,7 +119,7 @@ class ConsumerCore:
         self.load = OwnLoad(self.state, self.client.measures)
         self.membership = joining.options.make(
             joining,
-            Connections(
+            MemberParts(
                 self.client,
                 self._ownership,
                 coordinator,
@@ -389,20 +389,20 @@ class ConsumerCore:
 class SinkMember:
     """One member's access to the offsets in a sink. Implements `SinkOffsets` for `Ownership`."""
 
-    def __init__(self, core: ConsumerCore, sink: OffsetSink) -> None:
+    def __init__(self, member: GroupMember, sink: OffsetSink) -> None:
         if isinstance(sink, type) or not isinstance(sink, OffsetSink):
             raise ConfigError(f"sink takes an SqliteSink or an SqlSink, not {sink!r}")
-        if core.group is None:
+        if member.group is None:
             raise ConfigError("a sink keeps the offsets of a group; give the consumer a `group`")
-        self._core = core
+        self._member = member
         self._sink = sink
-        self._group = core.group
+        self._group = member.group
         # identifies this owner together with the fencing token, which may repeat after ZooKeeper has lost its data
         self._owner = uuid.uuid4().hex
 
     async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        topic_id = self._core.client.topic_id
-        tenures = [tenure for p, tenure in self._core.state.assignment.items() if p in partitions]
+        topic_id = self._member.client.topic_id
+        tenures = [tenure for p, tenure in self._member.state.assignment.items() if p in partitions]
         claims = {
             each.partition: SinkClaim(each.fence, topic_id(each.partition.topic))
             for each in tenures
@@ -410,7 +410,7 @@ class SinkMember:
         }
 
         async def confirm() -> bool:
-            confirmed = await self._core.membership.confirm()
+            confirmed = await self._member.membership.confirm()
             return confirmed and all(tenure.phase is Phase.ACTIVE for tenure in tenures)
 
         found = await self._sink.begin(self._group, self._owner, claims, confirm)
@@ -424,16 +424,16 @@ class SinkMember:
         Retries while this member owns the partition. The caller must not deliver its records in the meantime. Returns
         False if the partition has left this member.
         """
-        core, state = self._core, self._core.state
+        member, state = self._member, self._member.state
         tenure = state.assignment.get(partition)
         while tenure is not None and state.assignment.get(partition) is tenure:
-            await core.until_free(tenure.holds)
+            await member.until_free(tenure.holds)
             if state.assignment.get(partition) is not tenure:
                 break
             try:
-                await self._sink.rewind(partition, offset, core.client.topic_id(partition.topic))
+                await self._sink.rewind(partition, offset, member.client.topic_id(partition.topic))
                 return state.assignment.get(partition) is tenure
             except AllocatorError as error:
-                log.warning("%s: %s:%d: retrying to set the sink to %d: %s", core.group, *partition, offset, error)
+                log.warning("%s: %s:%d: retrying to set the sink to %d: %s", member.group, *partition, offset, error)
                 await asyncio.sleep(SINK_RETRY_S)
         return False

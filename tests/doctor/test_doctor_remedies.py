@@ -167,21 +167,25 @@ class Ward:
         )
         return name
 
-    def member(self, body: str) -> Any:
-        """Starts a member in a process of its own, which runs `body` once it has a batch."""
-        patient = self.patient
+    async def member(self, body: str) -> Any:
+        """Starts a member in a process of its own, and waits until it has a batch and runs `body`."""
+        patient, holds = self.patient, self.shell.directory / "holds-a-batch"
         (self.shell.directory / "member.py").write_text(
             "import asyncio, time\nfrom allocator import Consumer, ZooKeeper\n"
             "async def main():\n"
             f"    settings = dict(brokers={patient.cluster.bootstrap!r}, zookeeper={patient.zookeeper!r})\n"
             f"    settings.update(group={patient.group!r},\n"
-            "        membership=ZooKeeper(session_timeout_s=4.0), assignor='test_doctor:all_to_the_last')\n"
+            "        membership=ZooKeeper(session_timeout_s=4.0),\n"
+            "        assignor='tests.doctor.test_doctor:all_to_the_last')\n"
             f"    async with Consumer({patient.topic!r}, **settings) as consumer:\n"
             "        while await consumer.getbatch(1) is None: pass\n"
+            f"        open({str(holds)!r}, 'w').close()\n"
             f"        {body}\n"
             "asyncio.run(main())\n"
         )
-        return self.shell.start(f"{sys.executable} member.py")
+        process = self.shell.start(f"{sys.executable} member.py")
+        await wait_until_async(holds.exists, 40, "the member to hold a batch")
+        return process
 
 
 @pytest.fixture
@@ -337,8 +341,7 @@ async def skewed(it: Ward) -> None:
 @case("stuck-member")
 async def stuck(it: Ward) -> None:
     """Its handler never returns, so it does not release what another member should own."""
-    process = it.member("await asyncio.sleep(600)")
-    await wait_until_async(lambda: _members(it.patient) == 1, 40, "the member")
+    process = await it.member("await asyncio.sleep(600)")
     async with it.patient.consumer(session_timeout_s=4.0, assignor=all_to_the_last) as other:
         await it.heals("stuck-member", "--patience", "2")
         await asyncio.to_thread(process.wait, 30)
@@ -348,18 +351,11 @@ async def stuck(it: Ward) -> None:
 @case("silent-member")
 async def silent(it: Ward) -> None:
     """Its event loop stands still, so it does not renew its lease; a thread of kazoo keeps its session."""
-    process = it.member("time.sleep(600)")
-    await wait_until_async(lambda: _members(it.patient) == 1, 40, "the member")
+    process = await it.member("time.sleep(600)")
     async with it.patient.consumer(session_timeout_s=4.0, assignor=all_to_the_last) as other:
         await it.heals("silent-member", "--patience", "2", "--session-timeout", "4")
         await asyncio.to_thread(process.wait, 30)
         await owned(it.patient, other)
-
-
-def _members(patient: Patient) -> int:
-    with zookeeper_client(patient.zookeeper) as zk:
-        path = f"{patient.base}/members"
-        return len(zk.get_children(path)) if zk.exists(path) else 0
 
 
 # -- offsets ---------------------------------------------------------------------------------------------------------

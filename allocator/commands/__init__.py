@@ -8,5 +8,3 @@ from __future__ import annotations
 
 from allocator.commands.command import KINDS, Command, CommandKeeper, CommandResult, Commands
 from allocator.commands.operator_commands import OperatorCommands
-
-__all__ = ["KINDS", "Command", "CommandKeeper", "CommandResult", "Commands", "OperatorCommands"]

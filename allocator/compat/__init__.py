@@ -9,5 +9,3 @@ from __future__ import annotations
 
 from allocator.compat.grouped import GroupedConsumer
 from allocator.compat.single import SingleConsumer
-
-__all__ = ["GroupedConsumer", "SingleConsumer"]

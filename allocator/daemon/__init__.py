@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from allocator.daemon.preflight import try_servers
     from allocator.daemon.process import Beside, load_with_code, run
 
-__all__ = ["Beside", "Config", "Daemon", "configure_logs", "load", "load_with_code", "run", "try_servers"]
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
     __getattr__ = lazy_names(

@@ -31,28 +31,3 @@ from allocator.documents.packed import (
     quick,
     to_ranges,
 )
-
-__all__ = [
-    "INFLATED_BYTES",
-    "MAX_PARTITIONS",
-    "SHARD_BYTES",
-    "SMALL_BYTES",
-    "SMALL_PARTITIONS",
-    "Counts",
-    "InflateBudget",
-    "InvalidZnode",
-    "check_list",
-    "check_mapping",
-    "check_number",
-    "check_real",
-    "check_text",
-    "check_texts",
-    "deflate",
-    "encode_object",
-    "from_ranges",
-    "inflate",
-    "optional",
-    "parse_object",
-    "quick",
-    "to_ranges",
-]

@@ -21,21 +21,6 @@ if TYPE_CHECKING:
     from allocator.handlers.retry_topics import RetryPlan, due_ms, is_retry_topic
     from allocator.handlers.settings import HANDLING
 
-__all__ = [
-    "HANDLING",
-    "Consumer",
-    "Handler",
-    "Handling",
-    "Processor",
-    "RetryPlan",
-    "contradictions",
-    "due_ms",
-    "error_chain",
-    "is_retry_topic",
-    "load_handler",
-    "origin_of",
-    "restored",
-]
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
     __getattr__ = lazy_names(

@@ -15,16 +15,3 @@ from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offsets import CopyPlan, copy_offsets, restore_offsets, restoring
 from allocator.migrate.storage import OffsetStore
-
-__all__ = [
-    "CopyPlan",
-    "Cutover",
-    "Lag",
-    "Mirror",
-    "MirrorSettings",
-    "OffsetStore",
-    "carry_over",
-    "copy_offsets",
-    "restore_offsets",
-    "restoring",
-]

@@ -8,7 +8,7 @@ to write to.
 
 from __future__ import annotations
 
-from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.load`
+from kafka import errors  # imports `kafka` first, see `protocol.load`
 
 from allocator.producer.columns import ColumnsToSend
 from allocator.producer.consumer_transaction import ConsumerTransactions
@@ -28,28 +28,3 @@ from allocator.producer.sender import BatchSender, PartitionQueue, SequenceLost
 from allocator.producer.topics import add_partitions, create_topic, result_error
 from allocator.producer.transaction import NewRecord, TooLargeForTopic, TransactionalWriter
 from allocator.producer.writer import RecordWriter
-
-__all__ = [
-    "SMALL_BYTES",
-    "BatchSender",
-    "BatchTooLarge",
-    "ColumnsToSend",
-    "ConsumerTransactions",
-    "Encoded",
-    "NewRecord",
-    "PartitionQueue",
-    "Partitioner",
-    "Producer",
-    "RecordWriter",
-    "SequenceLost",
-    "TooLargeForTopic",
-    "TransactionalWriter",
-    "add_partitions",
-    "create_topic",
-    "encode",
-    "encode_headers",
-    "halves",
-    "merged",
-    "result_error",
-    "written",
-]

@@ -44,8 +44,8 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
     def __getattr__(name: str) -> Any:
         if name in __all__ and name not in _WITHOUT_THE_EXTRA:
             try:
-                import msgspec  # noqa: F401
-                import prometheus_client  # noqa: F401
+                import msgspec
+                import prometheus_client
             except ImportError as error:
                 raise MissingExtra(
                     "the page and the metrics need msgspec and prometheus-client: "

@@ -17,21 +17,3 @@ from allocator.core.aio.tasks import (
     warn_unclosed,
     within,
 )
-
-__all__ = [
-    "BackgroundTasks",
-    "Backoff",
-    "ClosesOnce",
-    "Reminder",
-    "TaskGroup",
-    "boot_clock",
-    "call_user",
-    "ends",
-    "first_of",
-    "milliseconds",
-    "settle",
-    "wait_for_event",
-    "wall_ms",
-    "warn_unclosed",
-    "within",
-]

@@ -15,18 +15,3 @@ from allocator.core.client.errors import ErrorCode, Reaction, for_code, reaction
 from allocator.core.client.log_offsets import ends_of_epochs, list_offsets
 from allocator.core.client.metadata import Metadata
 from allocator.core.client.security import KEYS, check_security, mechanism_faults
-
-__all__ = [
-    "KEYS",
-    "ErrorCode",
-    "KafkaClient",
-    "Metadata",
-    "Reaction",
-    "check_security",
-    "describe_configs",
-    "ends_of_epochs",
-    "for_code",
-    "list_offsets",
-    "mechanism_faults",
-    "reaction_to",
-]

@@ -20,25 +20,3 @@ from allocator.core.consumer.membership_config import (
 from allocator.core.consumer.record_processor import RecordCommands
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset
 from allocator.core.consumer.transactional import TransactionalCommits, fenced
-
-__all__ = [
-    "CommandExecutor",
-    "CommandedConsumer",
-    "ConsumerBase",
-    "Fault",
-    "GroupMember",
-    "MemberParts",
-    "MembershipConfig",
-    "MembershipOptions",
-    "OffsetSink",
-    "RecordCommands",
-    "SinkClaim",
-    "SinkOffset",
-    "TransactionalCommits",
-    "assignors_of",
-    "client_of",
-    "fenced",
-    "join_again_if",
-    "lag",
-    "membership_from",
-]

@@ -17,16 +17,3 @@ from allocator.core.fetch.columns import varint
 from allocator.core.fetch.decode import accelerated, scan
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.fetch.range_reader import RangeReader, RangeUnread
-
-__all__ = [
-    "Batch",
-    "Fetcher",
-    "RangeReader",
-    "RangeUnread",
-    "accelerated",
-    "deserialized",
-    "lz4_of_old",
-    "pyarrow",
-    "scan",
-    "varint",
-]

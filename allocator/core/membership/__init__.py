@@ -23,17 +23,6 @@ if TYPE_CHECKING:
         Membership,
     )
 
-__all__ = [
-    "AssignmentListener",
-    "GroupMembership",
-    "HoldingListener",
-    "Lease",
-    "MemberLease",
-    "MemberSettings",
-    "Membership",
-    "draining",
-    "notify",
-]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = lazy_names(

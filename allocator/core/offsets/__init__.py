@@ -19,12 +19,3 @@ from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.offsets.idle import IdleOffsets
 from allocator.core.offsets.messages import Committer, Identity
 from allocator.core.offsets.storage import fetch_old_offsets
-
-__all__ = [
-    "Committer",
-    "Coordinator",
-    "GroupOffsets",
-    "Identity",
-    "IdleOffsets",
-    "fetch_old_offsets",
-]

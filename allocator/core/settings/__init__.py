@@ -28,29 +28,3 @@ from allocator.core.settings.table import (
     shared,
 )
 from allocator.core.settings.targets import find, to_call
-
-__all__ = [
-    "DEFAULT",
-    "MASK",
-    "Faults",
-    "Flag",
-    "Number",
-    "Setting",
-    "Text",
-    "Texts",
-    "Whole",
-    "check_group",
-    "check_keywords",
-    "check_path",
-    "check_pattern_syntax",
-    "check_topic",
-    "default_client_id",
-    "find",
-    "keyword_faults",
-    "names_arguments",
-    "parse_address",
-    "parse_ensemble",
-    "setting",
-    "shared",
-    "to_call",
-]

@@ -27,31 +27,6 @@ from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 if TYPE_CHECKING:
     from allocator.core.subscription.kafka_errors import NoPosition
 
-__all__ = [
-    "ANY_TOPIC",
-    "LATEST",
-    "Committed",
-    "DoneSet",
-    "Hold",
-    "LogTruncation",
-    "NoPosition",
-    "PartitionCountSource",
-    "Phase",
-    "Progress",
-    "RebalanceEvent",
-    "RebalanceListener",
-    "RecordsLost",
-    "SubscriptionState",
-    "Tenure",
-    "Tenures",
-    "TopicPartitionState",
-    "TopicSelection",
-    "check_listener",
-    "check_pattern",
-    "listed",
-    "stamped",
-    "topic_pattern",
-]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = lazy_names(__name__, {"kafka_errors": "NoPosition"})

@@ -6,18 +6,3 @@ from allocator.core.text.bounded_json import parse_json, whole_number
 from allocator.core.text.html import table
 from allocator.core.text.limits import limit_reached
 from allocator.core.text.quoting import CONTROL, os_cause, partition_names, plain, shown, some_of, text_of, utf8
-
-__all__ = [
-    "CONTROL",
-    "limit_reached",
-    "os_cause",
-    "parse_json",
-    "partition_names",
-    "plain",
-    "shown",
-    "some_of",
-    "table",
-    "text_of",
-    "utf8",
-    "whole_number",
-]

@@ -8,16 +8,3 @@ from allocator.handlers.schemas.deserializer import RegistryDeserializer
 from allocator.handlers.schemas.masks import Masks
 from allocator.handlers.schemas.registry import Registry, RegistryFailed
 from allocator.handlers.schemas.schema import Schema, as_reader_schema
-
-__all__ = [
-    "Decoded",
-    "Decoder",
-    "Formats",
-    "Masks",
-    "PlainFormat",
-    "Registry",
-    "RegistryDeserializer",
-    "RegistryFailed",
-    "Schema",
-    "as_reader_schema",
-]

@@ -6,5 +6,3 @@
 from allocator.operate.doctor.doctor import apply_fixes, diagnose, examine_clusters
 from allocator.operate.doctor.finding import Finding, Severity
 from allocator.operate.doctor.observation import Observation, observe
-
-__all__ = ["Finding", "Observation", "Severity", "apply_fixes", "diagnose", "examine_clusters", "observe"]

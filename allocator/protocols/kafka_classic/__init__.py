@@ -13,12 +13,3 @@ from __future__ import annotations
 from allocator.protocols.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Malformed, MemberAssignment, Subscription
 from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaSettings
-
-__all__ = [
-    "PROTOCOL_TYPE",
-    "KafkaMembership",
-    "KafkaSettings",
-    "Malformed",
-    "MemberAssignment",
-    "Subscription",
-]

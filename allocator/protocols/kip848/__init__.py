@@ -9,5 +9,3 @@ Start with `membership` and `settings`. `group` is the state machine, `messages`
 from __future__ import annotations
 
 from allocator.protocols.kip848.messages import ConsumerGroupDescribeRequest
-
-__all__ = ["ConsumerGroupDescribeRequest"]

@@ -18,13 +18,3 @@ from allocator.protocols.legacy.kiel import (
     seal,
 )
 from allocator.protocols.legacy.old_consumer import OldSubscription
-
-__all__ = [
-    "AdoptionRefused",
-    "HandoverPhase",
-    "KielPaths",
-    "OldSubscription",
-    "read_group",
-    "read_shared",
-    "seal",
-]

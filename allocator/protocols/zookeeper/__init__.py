@@ -57,45 +57,6 @@ if TYPE_CHECKING:
     from allocator.protocols.zookeeper.znodes.member_names import member_name
     from allocator.protocols.zookeeper.znodes.store import Store
 
-__all__ = [
-    "AssignmentDocument",
-    "BadVersion",
-    "Budget",
-    "Claim",
-    "ClusterChoice",
-    "CommandStore",
-    "ConnectionLost",
-    "EnsembleOptions",
-    "EphemeralZnodes",
-    "MemberInfo",
-    "NoChroot",
-    "NoZnode",
-    "Op",
-    "Paths",
-    "SessionMembership",
-    "SessionState",
-    "Store",
-    "Watched",
-    "ZnodeExists",
-    "ZooKeeperClient",
-    "ZooKeeperError",
-    "ZooKeeperMembership",
-    "ZooKeeperSettings",
-    "above_chroot",
-    "check_options",
-    "choice_path",
-    "choose_cluster",
-    "counting",
-    "elsewhere",
-    "in_join_order",
-    "loads_of",
-    "member_name",
-    "members_named",
-    "preview",
-    "read_choice",
-    "retrying",
-    "same_cluster",
-]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = lazy_names(

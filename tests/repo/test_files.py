@@ -33,3 +33,10 @@ def test_the_version_is_one() -> None:
     assert stated is not None
     assert allocator.__version__ == stated[1] == metadata.version("zk-partition-allocator")
     assert re.search(rf"^## {re.escape(stated[1])}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_the_scripts_of_the_page_are_formatted() -> None:
+    """`npx prettier --print-width 120 --write allocator/web/static/*.js` formats them, and leaves long texts whole."""
+    scripts = sorted((ROOT / "allocator" / "web" / "static").glob("*.js"))
+    lines = [(path.name, n, len(line)) for path in scripts for n, line in enumerate(path.read_text().splitlines(), 1)]
+    assert not [place for place in lines if place[2] > 200]

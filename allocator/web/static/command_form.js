@@ -5,11 +5,18 @@ import { element } from "./dom.js";
 import { state } from "./state.js";
 
 // "orders:0-3,7 payments:1" -> {"orders": "0-3,7", "payments": "1"}
-export const partitionsOf = (text) => Object.fromEntries(text.trim().split(/\s+/).filter(Boolean).map((each) => {
-  const at = each.lastIndexOf(":");
-  if (at < 1) throw new Error(`${each}: write topic:numbers, such as orders:0-3`);
-  return [each.slice(0, at), each.slice(at + 1)];
-}));
+export const partitionsOf = (text) =>
+  Object.fromEntries(
+    text
+      .trim()
+      .split(/\s+/)
+      .filter(Boolean)
+      .map((each) => {
+        const at = each.lastIndexOf(":");
+        if (at < 1) throw new Error(`${each}: write topic:numbers, such as orders:0-3`);
+        return [each.slice(0, at), each.slice(at + 1)];
+      }),
+  );
 
 // Arguments as `allocator group canary` writes them: an existing command keeps its known and promoted members
 const canary = (group, count) => {
@@ -21,23 +28,55 @@ const canary = (group, count) => {
 
 // `preset`: arguments that are known already, and have no field
 export const commandForm = (group, preset = {}) => {
-  const names = group.members.map((each) => [each.name, each.name]), racks = [...new Set(group.members.map((each) => each.rack).filter(Boolean))];
-  const one = choice("command-member", names), oneField = (words) => (preset.member ? [] : [field(words, one)]), second = choice("command-new", names);
-  const spots = [...group.members.map((each) => [JSON.stringify({ member: each.name }), each.name]), ...racks.map((rack) => [JSON.stringify({ rack }), `rack ${rack}`])];
-  const spot = choice("command-place", spots), which = element("input", { name: "command-partitions", placeholder: "orders:0-3,7 payments:1", spellcheck: "false" });
-  const atOnce = element("input", { name: "command-at-once", type: "number", min: "1" }), perMinute = element("input", { name: "command-per-minute", type: "number", min: "1" });
+  const names = group.members.map((each) => [each.name, each.name]),
+    racks = [...new Set(group.members.map((each) => each.rack).filter(Boolean))];
+  const one = choice("command-member", names),
+    oneField = (words) => (preset.member ? [] : [field(words, one)]),
+    second = choice("command-new", names);
+  const spots = [
+    ...group.members.map((each) => [JSON.stringify({ member: each.name }), each.name]),
+    ...racks.map((rack) => [JSON.stringify({ rack }), `rack ${rack}`]),
+  ];
+  const spot = choice("command-place", spots),
+    which = element("input", {
+      name: "command-partitions",
+      placeholder: "orders:0-3,7 payments:1",
+      spellcheck: "false",
+    });
+  const atOnce = element("input", { name: "command-at-once", type: "number", min: "1" }),
+    perMinute = element("input", { name: "command-per-minute", type: "number", min: "1" });
   const each = element("input", { name: "command-count", type: "number", min: "0", step: "1" });
   if (preset.member) one.value = preset.member;
   if (preset.partitions) which.value = preset.partitions;
   const count = (input) => (input.value === "" ? null : Number(input.value));
   const COMMANDS = {
-    cordon: ["assigns no further partitions to a member; it keeps those that it has", () => ({ member: one.value }), () => oneField("Member")],
+    cordon: [
+      "assigns no further partitions to a member; it keeps those that it has",
+      () => ({ member: one.value }),
+      () => oneField("Member"),
+    ],
     evacuate: ["assigns all partitions of a member to others", () => ({ member: one.value }), () => oneField("Member")],
-    swap: ["assigns all partitions of a member to another one", () => ({ old: one.value, new: second.value }), () => [...oneField("From member"), field("To member", second)]],
-    pin: ["keeps partitions at one member, or within one rack", () => ({ partitions: partitionsOf(which.value), place: JSON.parse(spot.value) }), () => [field("Partitions", which), field("Place", spot)]],
+    swap: [
+      "assigns all partitions of a member to another one",
+      () => ({ old: one.value, new: second.value }),
+      () => [...oneField("From member"), field("To member", second)],
+    ],
+    pin: [
+      "keeps partitions at one member, or within one rack",
+      () => ({ partitions: partitionsOf(which.value), place: JSON.parse(spot.value) }),
+      () => [field("Partitions", which), field("Place", spot)],
+    ],
     freeze: ["moves no partition that has a live owner", () => ({}), () => []],
-    budget: ["limits how many partitions move at once and per minute", () => ({ at_once: count(atOnce), per_minute: count(perMinute) }), () => [field("At once", atOnce), field("Per minute", perMinute)]],
-    canary: ["assigns exactly this number of partitions to each process that joins from now on, until the command is withdrawn", () => canary(group, count(each)), () => [field("Partitions of each new member", each)]],
+    budget: [
+      "limits how many partitions move at once and per minute",
+      () => ({ at_once: count(atOnce), per_minute: count(perMinute) }),
+      () => [field("At once", atOnce), field("Per minute", perMinute)],
+    ],
+    canary: [
+      "assigns exactly this number of partitions to each process that joins from now on, until the command is withdrawn",
+      () => canary(group, count(each)),
+      () => [field("Partitions of each new member", each)],
+    ],
   };
   return {
     kinds: Object.entries(COMMANDS).map(([kind, [says]]) => [kind, says]),

@@ -11,10 +11,16 @@ const fill = (node, attributes, children) => {
   return node;
 };
 export const element = (name, attributes = {}, ...children) => fill(document.createElement(name), attributes, children);
-export const svg = (name, attributes = {}, ...children) => fill(document.createElementNS(NS, name), attributes, children);
+export const svg = (name, attributes = {}, ...children) =>
+  fill(document.createElementNS(NS, name), attributes, children);
 
 export const badge = (words, kind = "quiet") => element("span", { class: `badge ${kind}` }, words);
 export const link = (href, words, attributes = {}) => element("a", { href, ...attributes }, words);
-export const set = (node, ...children) => { node.replaceChildren(...children.filter(Boolean)); return node; };
+export const set = (node, ...children) => {
+  node.replaceChildren(...children.filter(Boolean));
+  return node;
+};
 // changes a text only if it differs, so that screen readers do not repeat it
-export const say = (node, words) => { if (node.textContent !== words) node.textContent = words; };
+export const say = (node, words) => {
+  if (node.textContent !== words) node.textContent = words;
+};

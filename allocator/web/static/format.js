@@ -6,12 +6,20 @@ const missing = (value) => value === null || value === undefined;
 export const number = (value) => {
   if (missing(value)) return UNKNOWN;
   if (value !== 0 && Math.abs(value) < 1) return String(Number(value.toPrecision(2)));
-  if (Math.abs(value) < 1000) return Number.isInteger(value) ? String(value) : value.toFixed(Math.abs(value) < 10 ? 1 : 0);
-  for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (Math.abs(value) >= size) return `${(value / size).toFixed(Math.abs(value) < 10 * size ? 1 : 0).replace(/\.0$/, "")}${unit}`;
+  if (Math.abs(value) < 1000)
+    return Number.isInteger(value) ? String(value) : value.toFixed(Math.abs(value) < 10 ? 1 : 0);
+  for (const [unit, size] of [
+    ["G", 1e9],
+    ["M", 1e6],
+    ["k", 1e3],
+  ])
+    if (Math.abs(value) >= size)
+      return `${(value / size).toFixed(Math.abs(value) < 10 * size ? 1 : 0).replace(/\.0$/, "")}${unit}`;
   return String(value);
 };
 // all digits, in groups of three
-export const whole = (value) => (missing(value) ? UNKNOWN : Math.round(value).toLocaleString("en").replaceAll(",", "\u202f"));
+export const whole = (value) =>
+  missing(value) ? UNKNOWN : Math.round(value).toLocaleString("en").replaceAll(",", "\u202f");
 export const rate = (value) => (missing(value) ? UNKNOWN : `${number(value)}/s`);
 export const plural = (count, word) => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;
 
@@ -28,15 +36,27 @@ export const span = (s) => {
 export const age = (s, least) => (missing(s) && !missing(least) && least > 0 ? `over ${span(least)}` : span(s));
 export const ago = (at, now) => (missing(at) ? UNKNOWN : now - at < 1 ? "now" : `${span(Math.floor(now - at))} ago`);
 
-export const clock = (at, seconds = true) => (missing(at) ? UNKNOWN : new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: seconds ? "2-digit" : undefined, hour12: false }));
+export const clock = (at, seconds = true) =>
+  missing(at)
+    ? UNKNOWN
+    : new Date(at * 1000).toLocaleTimeString([], {
+        hour: "2-digit",
+        minute: "2-digit",
+        second: seconds ? "2-digit" : undefined,
+        hour12: false,
+      });
 const day = (at) => new Date(at * 1000).toLocaleDateString([], { year: "numeric", month: "2-digit", day: "2-digit" });
 // the date only if it is not that of `now`
-export const moment = (at, now = Date.now() / 1000) => (missing(at) ? UNKNOWN : day(at) === day(now) ? clock(at) : `${day(at)} ${clock(at)}`);
+export const moment = (at, now = Date.now() / 1000) =>
+  missing(at) ? UNKNOWN : day(at) === day(now) ? clock(at) : `${day(at)} ${clock(at)}`;
 
-export const expand = (ranges) => (ranges === "" ? [] : ranges.split(",").flatMap((run) => {
-  const [first, last] = run.split("-").map(Number);
-  return Array.from({ length: (last ?? first) - first + 1 }, (_, at) => first + at);
-}));
+export const expand = (ranges) =>
+  ranges === ""
+    ? []
+    : ranges.split(",").flatMap((run) => {
+        const [first, last] = run.split("-").map(Number);
+        return Array.from({ length: (last ?? first) - first + 1 }, (_, at) => first + at);
+      });
 export const ranges = (numbers) => {
   const runs = [];
   for (const each of [...numbers].sort((a, b) => a - b)) {
@@ -46,7 +66,8 @@ export const ranges = (numbers) => {
   return runs.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`)).join(",");
 };
 
-const LAGS = [0, 99, 999, 9999, 99999, Infinity], AGES = [0, 10, 60, 600, 3600, Infinity];
+const LAGS = [0, 99, 999, 9999, 99999, Infinity],
+  AGES = [0, 10, 60, 600, 3600, Infinity];
 export const LAG_STEPS = ["none", "under 100", "under 1k", "under 10k", "under 100k", "100k and more"];
 export const AGE_STEPS = ["none", "up to 10 s", "up to 1 min", "up to 10 min", "up to 1 h", "over 1 h"];
 // the step of a colour scale, null for unknown

@@ -9,41 +9,87 @@ export const to = (view, item = null, query = {}) => build({ view, group: state.
 
 export const phaseOf = (group) => (group.paused ? "paused" : group.phase);
 export const phaseKind = (phase) => ({ stable: "good", rebalancing: "busy", paused: "busy" })[phase] ?? "quiet";
-export const phaseBadge = (group, current = true) => badge(phaseOf(group), current ? phaseKind(phaseOf(group)) : "quiet");
+export const phaseBadge = (group, current = true) =>
+  badge(phaseOf(group), current ? phaseKind(phaseOf(group)) : "quiet");
 
-export const findingBadges = (counts) => [["critical", "bad"], ["warning", "busy"]]
-  .filter(([severity]) => counts[severity])
-  .map(([severity, kind]) => badge(`${counts[severity]} ${severity}`, kind));
+export const findingBadges = (counts) =>
+  [
+    ["critical", "bad"],
+    ["warning", "busy"],
+  ]
+    .filter(([severity]) => counts[severity])
+    .map(([severity, kind]) => badge(`${counts[severity]} ${severity}`, kind));
 
 // The colour, texture and letter of a member
 export const swatch = (id) => {
-  const canvas = element("canvas", { class: "swatch", width: 52, height: 40, "aria-hidden": "true" }), look = looks.of(id), c = canvas.getContext("2d");
+  const canvas = element("canvas", { class: "swatch", width: 52, height: 40, "aria-hidden": "true" }),
+    look = looks.of(id),
+    c = canvas.getContext("2d");
   paint(c, 0, 0, 52, look, 40);
-  c.fillStyle = look.fill; c.fillRect(13, 9, 26, 22);
-  c.fillStyle = look.ink; c.font = "600 20px system-ui, sans-serif"; c.textAlign = "center"; c.textBaseline = "middle"; c.fillText(look.tag, 26, 21);
+  c.fillStyle = look.fill;
+  c.fillRect(13, 9, 26, 22);
+  c.fillStyle = look.ink;
+  c.font = "600 20px system-ui, sans-serif";
+  c.textAlign = "center";
+  c.textBaseline = "middle";
+  c.fillText(look.tag, 26, 21);
   return canvas;
 };
 export const memberLink = (id) => link(to("member", id), nameOf(id), { class: "member" });
-export const owner = (id) => (id === null ? element("span", { class: "muted" }, "no owner") : element("span", { class: "owner" }, swatch(id), memberLink(id)));
+export const owner = (id) =>
+  id === null
+    ? element("span", { class: "muted" }, "no owner")
+    : element("span", { class: "owner" }, swatch(id), memberLink(id));
 
 const LONG = 11; // characters of a value that take the place of two figures
-export const figures = (entries) => element("dl", { class: "figures" }, ...entries.filter(Boolean).map(([what, value, bad]) => element("div", { class: `${bad ? "bad" : ""}${value.length > LONG ? " long" : ""}` }, element("dt", {}, what), element("dd", {}, value))));
+export const figures = (entries) =>
+  element(
+    "dl",
+    { class: "figures" },
+    ...entries
+      .filter(Boolean)
+      .map(([what, value, bad]) =>
+        element(
+          "div",
+          { class: `${bad ? "bad" : ""}${value.length > LONG ? " long" : ""}` },
+          element("dt", {}, what),
+          element("dd", {}, value),
+        ),
+      ),
+  );
 
 // `beside` is shown in the line of the title
 export const panel = (title, beside, ...children) => {
   const id = `s-${title.toLowerCase().replace(/[^a-z]+/g, "-")}`;
-  return element("section", { "aria-labelledby": id }, element("div", { class: "title" }, element("h3", { id }, title), ...beside), ...children);
+  return element(
+    "section",
+    { "aria-labelledby": id },
+    element("div", { class: "title" }, element("h3", { id }, title), ...beside),
+    ...children,
+  );
 };
 export const section = (title, ...children) => panel(title, [], ...children);
-export const field = (label, input, kind = "") => element("label", { class: `field ${kind}` }, element("span", {}, label), input);
+export const field = (label, input, kind = "") =>
+  element("label", { class: `field ${kind}` }, element("span", {}, label), input);
 export const check = (input, words) => element("label", { class: "check" }, input, element("span", {}, words));
 export const choice = (name, options, value, change) => {
-  const node = element("select", { name }, ...options.map(([key, words]) => element("option", { value: key, selected: key === value }, words)));
+  const node = element(
+    "select",
+    { name },
+    ...options.map(([key, words]) => element("option", { value: key, selected: key === value }, words)),
+  );
   node.addEventListener("change", () => change(node.value));
   return node;
 };
 export const search = (name, value, change, hint) => {
-  const node = element("input", { type: "search", name, value, placeholder: hint, spellcheck: "false", autocomplete: "off" });
+  const node = element("input", {
+    type: "search",
+    name,
+    value,
+    placeholder: hint,
+    spellcheck: "false",
+    autocomplete: "off",
+  });
   node.addEventListener("input", () => change(node.value));
   return node;
 };

@@ -3,7 +3,13 @@
 export const VIEWS = ["summary", "partitions", "rebalances", "rebalance", "member", "topic", "plan"];
 const ALONE = ["topics", "brokers", "audit", "letters", "records"]; // views without a group
 
-const decoded = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
+const decoded = (text) => {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+};
 
 // {view, group, item, query}; view "overview" has no group, and `item` is a member, a topic or the id of a rebalance; "records" has a topic, and no group
 export const parse = (hash) => {
@@ -19,9 +25,14 @@ export const parse = (hash) => {
 };
 
 export const build = ({ view = "overview", group = null, item = null, query = {} }) => {
-  const place = group === null ? [ALONE.includes(view) ? view : ""] : ["group", group, ...(view === "summary" ? [] : [view])];
+  const place =
+    group === null ? [ALONE.includes(view) ? view : ""] : ["group", group, ...(view === "summary" ? [] : [view])];
   const parts = item === null ? place : [...place, item];
-  const search = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false)).toString();
+  const search = new URLSearchParams(
+    Object.entries(query).filter(
+      ([, value]) => value !== "" && value !== null && value !== undefined && value !== false,
+    ),
+  ).toString();
   return `#/${parts.map(encodeURIComponent).join("/")}${search ? `?${search}` : ""}`;
 };
 

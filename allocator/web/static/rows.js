@@ -4,8 +4,12 @@ const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, undefined,
 
 // Unknown values come last in both directions; rows that are equal keep their order
 export const ordered = (rows, value, descending) => {
-  const known = [], unknown = [];
-  rows.forEach((row, at) => { const v = value(row); (v === null || v === undefined ? unknown : known).push([v, at, row]); });
+  const known = [],
+    unknown = [];
+  rows.forEach((row, at) => {
+    const v = value(row);
+    (v === null || v === undefined ? unknown : known).push([v, at, row]);
+  });
   known.sort((a, b) => (descending ? -1 : 1) * compare(a[0], b[0]) || a[1] - b[1]);
   return [...known, ...unknown].map((each) => each.at(-1));
 };
@@ -13,14 +17,21 @@ export const ordered = (rows, value, descending) => {
 // Returns whether every word of the search occurs in the text
 export const matches = (text, search) => {
   const inside = text.toLowerCase();
-  return search.toLowerCase().split(/\s+/).every((word) => inside.includes(word));
+  return search
+    .toLowerCase()
+    .split(/\s+/)
+    .every((word) => inside.includes(word));
 };
 
 // Returns the number of lines that cells with these spans fill in a grid with this number of columns
 export const places = (spans, columns) => {
-  let lines = spans.length ? 1 : 0, taken = 0;
+  let lines = spans.length ? 1 : 0,
+    taken = 0;
   for (const span of spans) {
-    if (taken + span > columns) { lines += 1; taken = 0; }
+    if (taken + span > columns) {
+      lines += 1;
+      taken = 0;
+    }
     taken += span;
   }
   return lines;

@@ -8,7 +8,25 @@ export const looks = new Looks();
 export const state = { route: null, overview: null, skew: 0, hello: null, connected: false, lost: null, heard: null };
 
 // Forgets one group before another is shown
-export const clear = () => Object.assign(state, { group: null, topics: [], members: new Map(), departed: {}, lag: null, loads: null, rebalances: [], events: [], commands: [], findings: null, points: [], offsets: null, only: null, held: null, cursor: null, missing: false });
+export const clear = () =>
+  Object.assign(state, {
+    group: null,
+    topics: [],
+    members: new Map(),
+    departed: {},
+    lag: null,
+    loads: null,
+    rebalances: [],
+    events: [],
+    commands: [],
+    findings: null,
+    points: [],
+    offsets: null,
+    only: null,
+    held: null,
+    cursor: null,
+    missing: false,
+  });
 clear();
 
 // The time by the clock of the server
@@ -18,7 +36,8 @@ export const cluster = (name) => state.overview?.clusters.find((each) => each.cl
 export const inKafka = () => state.group?.protocol === "kafka";
 // The cluster that reports the owners of the partitions
 export const source = () => (inKafka() || (state.overview && !cluster("zookeeper")) ? "kafka" : "zookeeper");
-export const knownNow = (name) => state.connected && (name === "zookeeper" ? state.overview?.ready === true : cluster(name)?.ok === true);
+export const knownNow = (name) =>
+  state.connected && (name === "zookeeper" ? state.overview?.ready === true : cluster(name)?.ok === true);
 
 export const learn = (group) => {
   state.group = group;
@@ -31,11 +50,15 @@ export const learn = (group) => {
     return {
       name: topic.topic,
       cells: expand(topic.partitions).map((n, at) => ({
-        topic: topic.topic, number: n, at,
+        topic: topic.topic,
+        number: n,
+        at,
         owner: topic.owners[at] < 0 ? null : ids[topic.owners[at]],
         to: n in topic.to ? ids[topic.to[n]] : null,
-        moved: n in topic.moved, from: topic.moved[n] ?? null,
-        unowned: unowned.has(n), retired: topic.retired,
+        moved: n in topic.moved,
+        from: topic.moved[n] ?? null,
+        unowned: unowned.has(n),
+        retired: topic.retired,
       })),
     };
   });
@@ -50,14 +73,20 @@ export const called = (id) => (state.members.has(id) ? `${looks.of(id).tag} ${na
 export const marks = (events = state.events, rebalances = state.rebalances) => [
   ...events.map((each) => ({ at: each.at, kind: each.kind, text: `${each.text}${each.who ? ` (${each.who})` : ""}` })),
   // operator commands from elsewhere; those that this page added are events already
-  ...state.commands.filter((command) => !events.some((each) => each.kind === "command" && Math.abs(each.at - command.at) < 5)).map((command) => ({ at: command.at, kind: "command", text: `${command.kind} (${command.who})` })),
-  ...rebalances.filter((each) => each.why.some((why) => why.startsWith("crashed"))).map((each) => ({ at: each.began, kind: "fault", text: each.why.join("; ") })),
+  ...state.commands
+    .filter((command) => !events.some((each) => each.kind === "command" && Math.abs(each.at - command.at) < 5))
+    .map((command) => ({ at: command.at, kind: "command", text: `${command.kind} (${command.who})` })),
+  ...rebalances
+    .filter((each) => each.why.some((why) => why.startsWith("crashed")))
+    .map((each) => ({ at: each.began, kind: "fault", text: each.why.join("; ") })),
 ];
 
 const COLUMNS = ["committed", "start", "end", "lag", "lag_s", "rate", "committed_at", "fence", "fence_exact"];
 // One row for each partition: the cell and its offsets, which are undefined until they are loaded
-export const partitionRows = (cells) => cells.map((cell) => {
-  const columns = state.offsets?.topics[cell.topic], row = { cell, topic: cell.topic, number: cell.number, owner: cell.owner };
-  for (const name of COLUMNS) row[name] = columns?.[name][cell.at] ?? null;
-  return row;
-});
+export const partitionRows = (cells) =>
+  cells.map((cell) => {
+    const columns = state.offsets?.topics[cell.topic],
+      row = { cell, topic: cell.topic, number: cell.number, owner: cell.owner };
+    for (const name of COLUMNS) row[name] = columns?.[name][cell.at] ?? null;
+    return row;
+  });

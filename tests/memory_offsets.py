@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from allocator.core.offsets.pending_commit import PendingCommit, Refusal, Stored, ToCommit
+from allocator.core.offsets.pending_commit import PendingCommit, Refusals, Stored, ToCommit
 from allocator.errors import CommitFailed
 from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
@@ -38,12 +38,12 @@ class MemoryOffsets:
     async def commit(
         self,
         offsets: ToCommit,
-        refusal: Refusal | None = None,
+        refusals: Refusals | None = None,
         stored: Stored | None = None,
         *,
         patience_s: float = 0.0,
     ) -> None:
-        await self._finish(self._enter(offsets, refusal, stored))
+        await self._finish(self._enter(offsets, refusals, stored))
 
     def commit_async(self, *call: Any) -> asyncio.Task[None]:
         return asyncio.ensure_future(self._finish(self._enter(*call)))  # type: ignore[return-value]
@@ -61,8 +61,7 @@ class MemoryOffsets:
                         raise CommitFailed("refused")
                     sent = dict(call.left)
                     await self.send(sent)
-                    for partition, each in sent.items():
-                        call.confirm(partition, each, own=True)
+                    call.confirm(sent, dict.fromkeys(sent, call))
         finally:
             self._calls.discard(call)
             call.ended.set_result(None)

@@ -189,8 +189,9 @@ class Generation:
         under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._commits.add(under_way)
         try:
+            ended = BrokerError("the generation has ended")
             await self._offsets.commit(
-                wanted, lambda _: None if self._still_owned() else BrokerError("the generation has ended")
+                wanted, lambda partitions: {} if self._still_owned() else dict.fromkeys(partitions, ended)
             )
         except CommitFailed as error:
             if self._still_owned() and not isinstance(error, Fenced):

@@ -29,16 +29,17 @@ class KeptOffsets(GroupOffsets):
     async def commit(
         self,
         offsets: Any,
-        refusal: Any = None,
-        stored: Callable[[TopicPartition, OffsetAndMetadata], None] | None = None,
+        refusals: Any = None,
+        stored: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None] | None = None,
         **limits: Any,
     ) -> None:
-        def note(partition: TopicPartition, offset: OffsetAndMetadata) -> None:
-            self._known[partition] = _Kept((offset.offset, None), self._idle.clock())
+        def note(sent: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+            at = self._idle.clock()
+            self._known.update((partition, _Kept((offset.offset, None), at)) for partition, offset in sent.items())
             if stored is not None:
-                stored(partition, offset)
+                stored(sent)
 
-        await super().commit(offsets, refusal, note, **limits)
+        await super().commit(offsets, refusals, note, **limits)
 
     async def keep(
         self, committed: Mapping[TopicPartition, OffsetAndMetadata], still_owned: Callable[[], bool]

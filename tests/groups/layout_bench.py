@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,7 +83,9 @@ class Member:
         return member
 
     async def carry_over(
-        self, partitions: Iterable[TopicPartition], refusal: Callable[[TopicPartition], BrokerError | None]
+        self,
+        partitions: Iterable[TopicPartition],
+        refusals: Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, BrokerError]],
     ) -> int:
         """In place of copying the group's offsets to Kafka."""
         if self.while_copying is not None:
@@ -91,7 +93,8 @@ class Member:
         if self.failures:
             self.failures -= 1
             raise BrokersUnavailable("not now")
-        self.carried.append(frozenset(p for p in partitions if refusal(p) is None))
+        partitions = frozenset(partitions)
+        self.carried.append(partitions - refusals(partitions).keys())
         return len(self.carried[-1])
 
 

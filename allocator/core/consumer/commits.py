@@ -178,7 +178,7 @@ class Commits:
             if self.transact is not None:
                 await _in_transactions(self.transact, lambda over: offsets if not over else {})
                 return
-            await group.commit(to_send, call.refusal, call.stored)
+            await group.commit(to_send, call.refusals, call.stored)
 
     async def until_decided(self, in_doubt: Callable[[], bool], patience_s: float = math.inf) -> None:
         """Waits for a limited time while it is in doubt whether offsets belong to a topic that is gone."""
@@ -231,9 +231,9 @@ class Commits:
             if tenures:
                 self._must_act()
             choose = partial(self._chosen, call, partial(self._done, None))
-            task = group.commit_async(choose, call.refusal, call.stored)
+            task = group.commit_async(choose, call.refusals, call.stored)
         elif offsets:
-            task = group.commit_async(call.note(self._to_send(offsets), offsets), call.refusal, call.stored)
+            task = group.commit_async(call.note(self._to_send(offsets), offsets), call.refusals, call.stored)
         else:
             task = group.commit_async({})
         task.add_done_callback(partial(self._decided, call, tenures, callback))
@@ -281,7 +281,7 @@ class Commits:
             return
         call = CommitCall(self._state, self.membership, self.now, follows=follows)
         choice = partial(self._chosen, call, choose)
-        await group.commit(choice, call.refusal, call.stored, patience_s=patience_s)
+        await group.commit(choice, call.refusals, call.stored, patience_s=patience_s)
 
     def _chosen(self, call: CommitCall, choose: Choice, over: Collection[TopicPartition]) -> Offsets:
         offsets = choose(over)
@@ -420,20 +420,26 @@ class CommitCall:
             self._noted[partition] = tenure, moves if self._follows else -1, logs, done
         return to_send
 
-    def refusal(self, partition: TopicPartition) -> BrokerError | None:
-        tenure = self._state.assignment.get(partition)
-        noted, _, logs, _ = self._noted[partition]
-        if tenure is not noted:
-            return BrokerError("this member has lost it since")
-        if tenure is not None and tenure.logs != logs:
-            return BrokerError("its log was cut or its topic created again since; the offset belongs to the former log")
-        if not self._membership.may_act():
-            return BrokerError("the lease is not valid", retriable=True)
-        if tenure is not None and tenure.in_doubt:
-            return BrokerError(IN_DOUBT, retriable=True)
-        return None
+    def refusals(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, BrokerError]:
+        found = {}
+        assignment, may_act = self._state.assignment, self._membership.may_act()
+        for partition in partitions:
+            tenure = assignment.get(partition)
+            noted, _, logs, _ = self._noted[partition]
+            if tenure is not noted:
+                found[partition] = BrokerError("this member has lost it since")
+            elif tenure is not None and tenure.logs != logs:
+                why = "its log was cut or its topic created again since; the offset belongs to the former log"
+                found[partition] = BrokerError(why)
+            elif not may_act:
+                found[partition] = BrokerError("the lease is not valid", retriable=True)
+            elif tenure is not None and tenure.in_doubt:
+                found[partition] = BrokerError(IN_DOUBT, retriable=True)
+        return found
 
-    def stored(self, partition: TopicPartition, sent: OffsetAndMetadata) -> None:
-        tenure, moves, _, done = self._noted[partition]
-        if tenure is not None:
-            tenure.note_committed(sent.offset, done if sent.metadata else None, moves=moves, at=self._now())
+    def stored(self, sent: Offsets) -> None:
+        at = self._now()
+        for partition, (offset, metadata, _) in sent.items():
+            tenure, moves, _, done = self._noted[partition]
+            if tenure is not None:
+                tenure.note_committed(offset, done if metadata else None, moves=moves, at=at)

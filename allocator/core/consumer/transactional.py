@@ -72,11 +72,12 @@ class TransactionalCommits:
         await self._commits.until_decided(lambda: self._state.is_in_doubt(partition))
 
         def refusal() -> BrokerError | None:
-            ended = BrokerError("this member has lost it since")
-            return call.refusal(partition) if self._state.assignment.get(partition) is tenure else ended
+            if self._state.assignment.get(partition) is not tenure:
+                return BrokerError("this member has lost it since")
+            return call.refusals([partition]).get(partition)
 
         await send(self._commits.offsets.texted(to_send), refusal)
-        call.stored(partition, to_send)
+        call.stored({partition: to_send})
 
 
 def fenced(text: str) -> Fenced:

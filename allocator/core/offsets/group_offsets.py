@@ -32,7 +32,7 @@ from allocator.core.offsets.pending_commit import (
     MOST_PARTITIONS,
     Offsets,
     PendingCommit,
-    Refusal,
+    Refusals,
     Stored,
     ToCommit,
     take_some,
@@ -263,17 +263,17 @@ class GroupOffsets:
     async def commit(
         self,
         offsets: ToCommit,
-        refusal: Refusal | None = None,
+        refusals: Refusals | None = None,
         stored: Stored | None = None,
         *,
         patience_s: float = math.inf,
     ) -> None:
         """Commits the offset of the next record to read of each partition. Returns when Kafka has stored them.
 
-        Calls `offsets`, if it is a function, and `refusal` before each request is written, because retries and
-        connecting may outlast the ownership of a partition, or a newer offset may be known. Calls `stored` for each
-        offset when the response arrives. After the first request, gives up once the coordinator has not responded for
-        `patience_s`, so that commits do not wait for it one after another.
+        Calls `offsets`, if it is a function, and `refusals` before each request is written, because retries and
+        connecting may outlast the ownership of a partition, or a newer offset may be known. Calls `stored` with the
+        stored offsets when the response arrives. After the first request, gives up once the coordinator has not
+        responded for `patience_s`, so that commits do not wait for it one after another.
 
         Retries partitions that may succeed later, but not partitions that the cluster does not have. Drops metadata
         that is too large, with a warning. Raises `CommitFailed` with the partitions that were not committed and the
@@ -281,12 +281,12 @@ class GroupOffsets:
         `ConfigError` for an offset below 0, before anything is sent. A cancelled call may have committed.
         """
         if offsets:
-            await self._finish(self._enter(offsets, refusal, stored, patience_s))
+            await self._finish(self._enter(offsets, refusals, stored, patience_s))
 
     def commit_async(
         self,
         offsets: ToCommit,
-        refusal: Refusal | None = None,
+        refusals: Refusals | None = None,
         stored: Stored | None = None,
         *,
         patience_s: float = math.inf,
@@ -295,7 +295,7 @@ class GroupOffsets:
 
         When this returns, the order of the commit is fixed.
         """
-        call = self._enter(offsets, refusal, stored, patience_s)
+        call = self._enter(offsets, refusals, stored, patience_s)
         task = asyncio.get_running_loop().create_task(self._finish(call), name="commit")
         task.add_done_callback(lambda _: self._withdraw(call))  # the task may be cancelled before it starts
         return self._kept(task)
@@ -308,13 +308,13 @@ class GroupOffsets:
     def _enter(
         self,
         offsets: ToCommit,
-        refusal: Refusal | None,
+        refusals: Refusals | None,
         stored: Stored | None,
         patience_s: float,
     ) -> PendingCommit:
         """Adds a commit to the queue, which fixes its order; the caller then awaits `_finish`."""
         to_commit = offsets if callable(offsets) else self._texted(offsets)
-        call = PendingCommit(to_commit, refusal, stored, patience_s)
+        call = PendingCommit(to_commit, refusals, stored, patience_s)
         self._waiting.append(call)
         return call
 
@@ -446,14 +446,13 @@ class GroupOffsets:
         """Notes the results of a response in the calls. Returns whether to pause before the next request."""
         pause = False
         errors: dict[int, BrokerError] = {}
-        omitted = set(sent)
-        for tp, code in response.results:
-            if tp not in sent:
-                continue  # nobody committed it; the committed ones count as left out
-            omitted.discard(tp)
+        # a partition that nobody committed does not count
+        codes = {tp: code for tp, code in response.results if tp in sent}
+        stored = {tp: sent[tp] for tp, code in codes.items() if code == 0}
+        for call in callers:
+            call.confirm(stored, senders)
+        for tp, code in codes.items():
             if code == 0:
-                for call in callers:
-                    call.confirm(tp, sent[tp], own=call is senders[tp])
                 continue
             kept = None if self.committer is None else self.committer.refused(code, identity)
             # after a rebalance, partitions that the member still holds are committed in the next generation
@@ -481,6 +480,7 @@ class GroupOffsets:
                     call.unknown[tp] = call.unknown.get(tp, 0) + 1
                     final = final or call.unknown[tp] > MOST_UNKNOWN
                 call.note([tp], error, final=final, fenced=kept is False)
+        omitted = sent.keys() - codes.keys()
         if omitted:
             error = BrokerError("the coordinator's response omits it", retriable=True)
             for call in callers:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 from allocator.core.errors import AllocatorError, BrokerError, ConfigError
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 Offsets = dict[TopicPartition, OffsetAndMetadata]
-Refusal = Callable[[TopicPartition], Optional[BrokerError]]
-"""Returns the reason why the offset of a partition may not be sent: a retriable error for now, or another for ever."""
+Refusals = Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, BrokerError]]
+"""Returns why the offsets of some of these partitions may not be sent: a retriable error for now, or another for
+ever."""
 
 # Partitions in one request; 500 take about 2 ms to encode. Higher: encoding and decoding block the event loop, and the
 # coordinator refuses a request beyond `max.message.bytes` of the offsets topic; lower: more round trips.
@@ -25,8 +26,8 @@ Choice = Callable[[Collection[TopicPartition]], Mapping[TopicPartition, OffsetAn
 """Returns what to commit now, without the given partitions, which are over. Called before each request is written, so a
 commit never has an old offset."""
 ToCommit = Union[Mapping[TopicPartition, OffsetAndMetadata], Choice]
-Stored = Callable[[TopicPartition, OffsetAndMetadata], None]
-"""Called with an offset of a commit that the coordinator has just confirmed."""
+Stored = Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None]
+"""Called with the offsets of a commit that the coordinator has just confirmed."""
 
 
 class PendingCommit:
@@ -39,7 +40,7 @@ class PendingCommit:
     def __init__(
         self,
         offsets: ToCommit,
-        refusal: Refusal | None = None,
+        refusals: Refusals | None = None,
         stored: Stored | None = None,
         patience_s: float = math.inf,
     ) -> None:
@@ -52,7 +53,7 @@ class PendingCommit:
             for tp, value in offsets.items():
                 _check(tp, value.offset)
             self.left.update(offsets)
-        self._refusal = refusal
+        self._refusals = refusals
         self._stored = stored
         self._confirmed: set[TopicPartition] = set()
         self._plain: set[TopicPartition] = set()
@@ -84,23 +85,23 @@ class PendingCommit:
     def withdraw_refused(self) -> tuple[bool, bool]:
         """Gives up the offsets that may never be sent. Returns whether there were some, and whether others have to
         wait."""
-        if self._refusal is None:
+        if self._refusals is None or not (refused := self._refusals(self.left)):
             return False, False
-        refused = [(tp, error) for tp in self.left if (error := self._refusal(tp)) is not None]
-        for tp, error in refused:
+        for tp, error in refused.items():
             if self.choice is not None and not error.retriable:
                 del self.left[tp]  # the next choice leaves it out
             else:
                 self.note([tp], error, final=not error.retriable, fenced=not error.retriable)
-        return any(not error.retriable for _, error in refused), any(error.retriable for _, error in refused)
+        kinds = {error.retriable for error in refused.values()}
+        return False in kinds, True in kinds
 
-    def confirm(self, tp: TopicPartition, sent: OffsetAndMetadata, *, own: bool) -> None:
-        """Notes that the coordinator has stored an offset of this partition: of this call (`own`), or a later one."""
-        if own:
-            self._confirmed.add(tp)
-            if self._stored is not None:
-                self._stored(tp, sent)
-        if own or self.choice is None:
+    def confirm(self, stored: Offsets, senders: Mapping[TopicPartition, PendingCommit]) -> None:
+        """Notes that the coordinator has stored these offsets, each of this call or of a later one."""
+        own = {tp: offset for tp, offset in stored.items() if senders[tp] is self}
+        self._confirmed.update(own)
+        if own and self._stored is not None:
+            self._stored(own)
+        for tp in stored if self.choice is None else own:
             self.left.pop(tp, None)
 
     def note(

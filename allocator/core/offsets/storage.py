@@ -11,7 +11,7 @@ from allocator.core.errors import CommitFailed
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import SILENT, GroupOffsets
 from allocator.core.offsets.messages import fetch_request
-from allocator.core.offsets.pending_commit import Offsets, Refusal, Stored, ToCommit
+from allocator.core.offsets.pending_commit import Offsets, Refusals, Stored, ToCommit
 from allocator.core.types import OffsetAndMetadata, OffsetStorage, Partitions, TopicPartition
 
 Outdated = Callable[[Iterable[TopicPartition]], Awaitable[Partitions]]
@@ -54,37 +54,37 @@ class StoredOffsets(GroupOffsets):
     async def commit(
         self,
         offsets: ToCommit,
-        refusal: Refusal | None = None,
+        refusals: Refusals | None = None,
         stored: Stored | None = None,
         *,
         patience_s: float = math.inf,
     ) -> None:
         if self.storage == "kafka":
-            await super().commit(offsets, refusal, stored, patience_s=patience_s)
+            await super().commit(offsets, refusals, stored, patience_s=patience_s)
         elif self.storage == "zookeeper":
-            await self._old.commit(offsets, refusal, stored, patience_s=patience_s)
+            await self._old.commit(offsets, refusals, stored, patience_s=patience_s)
         else:
-            await self.commit_async(offsets, refusal, stored, patience_s=patience_s)
+            await self.commit_async(offsets, refusals, stored, patience_s=patience_s)
 
     def commit_async(
         self,
         offsets: ToCommit,
-        refusal: Refusal | None = None,
+        refusals: Refusals | None = None,
         stored: Stored | None = None,
         *,
         patience_s: float = math.inf,
     ) -> asyncio.Task[None]:
         if self.storage == "kafka":
-            return super().commit_async(offsets, refusal, stored, patience_s=patience_s)
+            return super().commit_async(offsets, refusals, stored, patience_s=patience_s)
         if self.storage == "zookeeper":
-            return self._old.commit_async(offsets, refusal, stored, patience_s=patience_s)
-        twice = self._commit_twice(offsets, refusal, stored, patience_s)
+            return self._old.commit_async(offsets, refusals, stored, patience_s=patience_s)
+        twice = self._commit_twice(offsets, refusals, stored, patience_s)
         return self._kept(asyncio.get_running_loop().create_task(twice))
 
     async def _commit_twice(
         self,
         offsets: ToCommit,
-        refusal: Refusal | None,
+        refusals: Refusals | None,
         stored: Stored | None,
         patience_s: float,
     ) -> None:
@@ -100,15 +100,14 @@ class StoredOffsets(GroupOffsets):
             over: set[TopicPartition] = set()
             while chosen := offsets(over) if callable(offsets) else offsets:
                 each = (
-                    super().commit_async(chosen, refusal, patience_s=patience_s),
-                    self._old.commit_async(chosen, refusal, patience_s=patience_s),
+                    super().commit_async(chosen, refusals, patience_s=patience_s),
+                    self._old.commit_async(chosen, refusals, patience_s=patience_s),
                 )
                 for result in await asyncio.gather(*each, return_exceptions=True):
                     if isinstance(result, BaseException):
                         raise result
                 if stored is not None:
-                    for partition, offset in chosen.items():
-                        stored(partition, offset)
+                    stored(chosen)
                 if not callable(offsets):
                     break
                 over |= chosen.keys()
@@ -123,14 +122,14 @@ class StoredOffsets(GroupOffsets):
         await self._old.close()
         await super().close()
 
-    async def carry_over(self, partitions: Iterable[TopicPartition], refusal: Refusal | None = None) -> int:
+    async def carry_over(self, partitions: Iterable[TopicPartition], refusals: Refusals | None = None) -> int:
         """Copies offsets from ZooKeeper to Kafka, where they replace existing ones. Returns their number.
 
         Raises NoOffsetsError or CommitFailed. Then some may have been copied, and the call may be repeated.
         """
         found = await self.current(await self._old.fetch(partitions))
         copies = {p: OffsetAndMetadata(o.offset, "carried over from ZooKeeper") for p, o in found.items()}
-        await super().commit(copies, refusal)
+        await super().commit(copies, refusals)
         return len(found)
 
 

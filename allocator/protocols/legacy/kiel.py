@@ -65,7 +65,9 @@ class Carrier(Protocol):
     storage: OffsetStorage
 
     async def carry_over(
-        self, partitions: Iterable[TopicPartition], refusal: Callable[[TopicPartition], BrokerError | None]
+        self,
+        partitions: Iterable[TopicPartition],
+        refusals: Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, BrokerError]],
     ) -> int: ...
 
 
@@ -350,8 +352,9 @@ class _KielMember(OwnersMembership):
             self._keeper.end()
 
     async def _copy(self, seal: Seal, version: int) -> None:
-        def refusal(partition: TopicPartition) -> BrokerError | None:
-            return None if self._keeper.may_act else BrokerError("another member may have copied it since")
+        def refusals(partitions: Iterable[TopicPartition]) -> dict[TopicPartition, BrokerError]:
+            refused = BrokerError("another member may have copied it since")
+            return {} if self._keeper.may_act else dict.fromkeys(partitions, refused)
 
         await self._keeper.granted()
         # the topics of all members; a metadata request with topic names may create a deleted topic
@@ -359,7 +362,7 @@ class _KielMember(OwnersMembership):
         await self._topics.refresh()
         existing = {topic: set(self._topics.partitions(topic) or ()) for topic in self._topics.topics()}
         carried = (p for p in seal.partitions if p.partition in existing.get(p.topic, ()))
-        count = await self._offsets.carry_over(carried, refusal)
+        count = await self._offsets.carry_over(carried, refusals)
         await self._zk.set(self._paths.partitions, replace(seal, phase=HandoverPhase.OPEN).encode(), version)
         log.info("%s: copied %d offsets to Kafka; the group continues under %s", self._group, count, seal.root)
 

@@ -24,7 +24,7 @@ class KafkaLease(MemberLease):
 
     @property
     def valid(self) -> bool:
-        return not self.suspended and self.remaining_s > 0
+        return not self.suspended and self.clock() < min(self._session.ends, self._rebalance.ends)
 
     def renew(self, started: float, session_timeout_s: float, rebalance_timeout_s: float, *, rebalancing: bool) -> None:
         """Extends the lease after the acknowledgement of a request that began at `started`."""

@@ -144,7 +144,7 @@ class KafkaMember(GroupMembership):
         return self.group.identity
 
     def may_commit(self, partition: TopicPartition) -> bool:
-        return self.tenures.is_assigned(partition)
+        return partition in self.tenures.assignment
 
     def refused(self, code: int, sent: Identity) -> bool | None:
         return self.group.refused(code, sent)

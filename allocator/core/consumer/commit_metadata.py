@@ -49,7 +49,7 @@ class CommitMetadata:
         stamp = f"generation {membership.generation} member {membership.member_id}"
         self._state.members.add(membership.member_id)
         last_id, text = None, stamp  # reused while the topic stays the same, because most commits have one topic
-        to_send = {}
+        to_send, assignment = {}, self._state.assignment
         for partition, each in offsets.items():
             offset, metadata, epoch = each
             if epoch is None or epoch < 0:
@@ -58,7 +58,8 @@ class CommitMetadata:
             if not metadata and isinstance(each, Committed) and each.done is not None:
                 metadata = self._with_done(stamp, partition, each)
             elif not metadata:
-                topic_id = self._topic_id(partition)
+                tenure = assignment.get(partition)
+                topic_id = (tenure and tenure.topic_id) or self._client.topic_id(partition.topic)
                 if topic_id is not last_id:
                     last_id, text = topic_id, stamped(stamp, topic_id)
                 metadata = text

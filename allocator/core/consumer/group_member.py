@@ -381,7 +381,8 @@ class GroupMember:
 
     def must_own(self, partitions: Iterable[TopicPartition]) -> None:
         """Raises NotOwned that names the partitions which this member does not own."""
-        foreign = [p for p in partitions if not self.state.is_assigned(p)]
+        assignment = self.state.assignment
+        foreign = [p for p in partitions if p not in assignment]
         if foreign:
             raise NotOwned(f"{self.group}: this member does not own {partition_names(foreign)}")
 

@@ -167,9 +167,7 @@ class Fetcher:
 
         Store it with a position or a commit at `offset`, to detect a truncated log (KIP-320).
         """
-        epoch = self._planner.leader_epoch(tp, offset)
-        # a partition that is being released has no buffer
-        return epoch if epoch >= 0 else self._state.leader_epoch(tp, offset)
+        return self._planner.leader_epoch(tp, offset)
 
     def wake(self) -> None:
         """Called when the consumer has changed the assignment, positions or pauses."""

@@ -373,8 +373,12 @@ class Planner:
 
     def leader_epoch(self, tp: TopicPartition, offset: int) -> int:
         """Returns the epoch of the last record before `offset`; -1 if unknown."""
-        buffer = self._buffers.get(tp)
-        return buffer.leader_epoch(offset) if buffer is not None and self.is_current(buffer) else -1
+        buffer, tenure = self._buffers.get(tp), self._state.assignment.get(tp)
+        if tenure is None:
+            return -1
+        epoch = -1 if buffer is None or buffer.epoch != tenure.epoch else buffer.leader_epoch(offset)
+        # a partition that is being released has no buffer
+        return epoch if epoch >= 0 else tenure.leader_epoch(offset)
 
     def unreachable(self, now: float) -> set[TopicPartition]:
         """Returns the partitions to fetch whose leader is unknown, failed, or has not responded for a while."""

@@ -70,7 +70,7 @@ class MemberLease:
     @property
     def remaining_s(self) -> float:
         """Seconds left, negative when the lease has lapsed."""
-        return min(lease.remaining_s for lease in self._leases)
+        return min([lease.ends for lease in self._leases]) - self.clock()
 
     async def confirm(self) -> bool:
         """Implements `Membership.confirm`."""

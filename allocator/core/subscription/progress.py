@@ -179,7 +179,10 @@ class Progress(Tenure):
 
     def leader_epoch(self, offset: int) -> int:
         """Returns the leader epoch of the record before `offset`; -1 if it was not delivered since the last seek."""
-        return next((epoch for first, last, epoch in reversed(self._leader_epochs) if first <= offset <= last), -1)
+        for first, last, epoch in reversed(self._leader_epochs):
+            if first <= offset <= last:
+                return epoch
+        return -1
 
     def begin(self, committed: OffsetAndMetadata, former: Progress | None, *, own: bool) -> OffsetAndMetadata:
         """Returns the start of this tenure: the committed offset, or what this process has handled beyond it.

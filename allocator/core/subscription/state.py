@@ -201,11 +201,6 @@ class SubscriptionState(Tenures[TopicPartitionState]):
             raise OutOfTurn(f"{partition.topic}:{partition.partition} has no position yet; seek it first")
         state.pass_by(offset, leader_epoch)
 
-    def leader_epoch(self, partition: TopicPartition, offset: int) -> int:
-        """Returns the leader epoch of the record before `offset`; -1 if it was not delivered since the last seek."""
-        state = self.assignment.get(partition)
-        return -1 if state is None else state.leader_epoch(offset)
-
     def all_consumed_offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Returns the known positions."""
         return {tp: state.position for tp, state in self.assignment.items() if state.position is not None}

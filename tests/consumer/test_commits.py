@@ -56,7 +56,7 @@ class Member:
     member_id, generation, committer = "m", 1, None
 
     def __init__(self, interval_s: float | None) -> None:
-        self.lease = True
+        self.lease, self.asked = True, 0
         self.group, self.state = Group(), SubscriptionState()
         self.state.claim({A: 1, B: 1})
         client = KafkaClient("127.0.0.1:1")
@@ -73,6 +73,7 @@ class Member:
         self.tasks = BackgroundTasks(lambda error: None)
 
     def may_act(self) -> bool:
+        self.asked += 1
         return self.lease
 
     def began_at(self, offset: int) -> None:
@@ -200,6 +201,16 @@ async def test_a_release_waits_for_the_commits_of_its_partitions_and_for_no_othe
         assert not settling.done()
         member.group.commits.set()
         await asyncio.gather(settling, commit)
+
+
+async def test_a_commit_asks_for_the_lease_as_often_for_many_partitions_as_for_one() -> None:
+    async with started() as member:
+        counts = []
+        for partitions in ((A,), (A, B)):
+            before = member.asked
+            await member.commits.commit(dict.fromkeys(partitions, OffsetAndMetadata(7, "", -1)))
+            counts.append(member.asked - before)
+        assert counts[0] == counts[1]
 
 
 async def test_an_offset_of_a_log_that_was_cut_is_not_committed() -> None:

@@ -111,7 +111,7 @@ def test_a_response_that_kafka_python_writes_is_decoded(version: int, topics: di
     assert correlation_id == 77
     assert version == response.API_VERSION
     assert response.throttle_time_ms == (5 if version >= 3 else 0)
-    assert response.results == [(TopicPartition(t, n), code) for t, parts in topics.items() for n, code in parts]
+    assert response.results == {TopicPartition(t, n): code for t, parts in topics.items() for n, code in parts}
 
 
 def test_unknown_tagged_fields_are_skipped() -> None:
@@ -120,7 +120,7 @@ def test_unknown_tagged_fields_are_skipped() -> None:
     at = frame.index(b"\0\0\0\0\0\0\0\0\0\0\1")
     frame[at + 6 : at + 7] = b"\x01\x03\x02\xaa\xbb"
     _, response = read_response(memoryview(frame), 8)
-    assert response.results == [(TopicPartition("t", 0), 0), (TopicPartition("t", 1), 27)]
+    assert response.results == {TopicPartition("t", 0): 0, TopicPartition("t", 1): 27}
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -226,16 +226,17 @@ class ClientOfMember:
         fault = cluster.faults.pop(0) if cluster.faults else ""
         await asyncio.sleep(cluster.latency_s / 2)
         if fault == "refused":
-            return OffsetCommitResponse(8, 0, [(tp, LOADING) for tp in request.offsets])
-        results = []
+            return OffsetCommitResponse(8, 0, dict.fromkeys(request.offsets, LOADING))
+        results = {}
         if fault != "lost" and cuts == self.cuts:
             for tp, offset in request.offsets.items():
                 if tp in cluster.leaders:
+                    offset = offset._replace(metadata=request.text(offset.metadata))
                     log, named = logs[tp], topic_of(as_read(offset.metadata, cluster.cluster_id))
                     former = None not in (named, log.topic_id) and named != log.topic_id
                     cluster.stored(self, tp, offset, Log(named) if former else log)
                     cluster.committed[tp] = offset
-                results.append((tp, 0 if tp in cluster.leaders else UNKNOWN_PARTITION))
+                results[tp] = 0 if tp in cluster.leaders else UNKNOWN_PARTITION
         await asyncio.sleep(cluster.latency_s / 2)
         if fault or cuts != self.cuts:
             raise BrokerError("no response", retriable=True)

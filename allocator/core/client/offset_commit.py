@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from allocator.core.client.errors import Undecodable
@@ -24,7 +25,7 @@ _FLEXIBLE: Final = 8
 
 _INT64: Final = struct.Struct(">q")
 _RESULT: Final = struct.Struct(">ih")
-_RESULT_AND_TAGS: Final = struct.Struct(">ihB")
+_RESULT_AND_TAGS: Final = struct.Struct(">ihx")
 _OFFSET: Final = struct.Struct(">iq")
 _OFFSET_AND_TIME: Final = struct.Struct(">iqq")  # v1
 _OFFSET_AND_EPOCH: Final = struct.Struct(">iqi")  # v6 on
@@ -36,7 +37,8 @@ class OffsetCommit(OwnRequest):
     """An OffsetCommit request.
 
     `retention_s`: how long the broker keeps the offset (v2 to v4 only); None: the broker's setting. `check`: called
-    just before the request is written to the socket, and stops it by raising `RequestFailed`.
+    just before the request is written to the socket, and stops it by raising `RequestFailed`. `text` returns the
+    metadata as it is sent.
     """
 
     API_KEY = API_KEY
@@ -50,6 +52,7 @@ class OffsetCommit(OwnRequest):
     min_version: int = 0
     max_version: int = NEWEST
     check: Callable[[], None] | None = None
+    text: Callable[[str], str] = str
 
     def __repr__(self) -> str:
         return f"<OffsetCommit v{self.API_VERSION} of {len(self.offsets)} partitions for {self.group!r}>"
@@ -76,20 +79,19 @@ class OffsetCommit(OwnRequest):
         topics = by_topic(self.offsets)
         out.count(len(topics))
         last: Any = None
-        rest = b""
+        rest, data = b"", out.data
         for topic, parts in topics.items():
             out.text(topic)
             out.count(len(parts))
             for partition, (offset, metadata, epoch) in parts:
-                if version >= 6:
-                    out.data += _OFFSET_AND_EPOCH.pack(partition, offset, -1 if epoch is None else epoch)
-                elif version == 1:
-                    out.data += _OFFSET_AND_TIME.pack(partition, offset, _BROKERS_CLOCK)
-                else:
-                    out.data += _OFFSET.pack(partition, offset)
                 if metadata != last or not rest:  # usually the same text for all partitions
-                    rest, last = out.encoded(metadata or "") + out.no_tags, metadata
-                out.data += rest
+                    rest, last = out.encoded(self.text(metadata or "")) + out.no_tags, metadata
+                if version >= 6:
+                    data += _OFFSET_AND_EPOCH.pack(partition, offset, -1 if epoch is None else epoch) + rest
+                elif version == 1:
+                    data += _OFFSET_AND_TIME.pack(partition, offset, _BROKERS_CLOCK) + rest
+                else:
+                    data += _OFFSET.pack(partition, offset) + rest
             out.tags()
 
 
@@ -97,8 +99,8 @@ class OffsetCommitResponse(NamedTuple):
     # kafka-python reads these two attributes of every response
     API_VERSION: int
     throttle_time_ms: int
-    results: list[tuple[TopicPartition, int]]
-    """Partitions and their error codes."""
+    results: Mapping[TopicPartition, int]
+    """Partition -> error code."""
 
 
 def _codes(reader: ResponseReader) -> list[tuple[int, int]]:
@@ -109,10 +111,7 @@ def _codes(reader: ResponseReader) -> list[tuple[int, int]]:
     # brokers may send tagged fields after each result, but do not so far
     if not reader.flexible or not any(reader.frame[start + _RESULT.size : end : size]):
         chunk = reader.taken(count * size)
-        return [
-            (partition, code)
-            for partition, code, *_ in (_RESULT_AND_TAGS if reader.flexible else _RESULT).iter_unpack(chunk)
-        ]
+        return list((_RESULT_AND_TAGS if reader.flexible else _RESULT).iter_unpack(chunk))
     found = []
     for _ in range(count):
         partition, code = reader.unpack(_RESULT)
@@ -124,17 +123,23 @@ def _codes(reader: ResponseReader) -> list[tuple[int, int]]:
 def read_response(frame: memoryview, version: int) -> tuple[int, OffsetCommitResponse]:
     """Returns the correlation id and the response in `frame`, which begins after its length. Raises `Undecodable`."""
     try:
-        reader = ResponseReader(frame, version, flexible=version >= _FLEXIBLE)
-        correlation_id = reader.header()
-        throttle = reader.unpack(INT32)[0] if version >= 3 else 0
-        results = []
-        for _ in range(reader.count()):
-            topic = reader.text()
-            results += [(TopicPartition(topic, partition), code) for partition, code in _codes(reader)]
-            reader.tags()
-        reader.tags()
+        return INT32.unpack_from(frame)[0], _decoded(bytes(frame[INT32.size :]), version)
     except (struct.error, IndexError, ValueError) as error:
         raise Undecodable(
             f"an OffsetCommit response v{version} of {len(frame)} bytes does not decode: {error}"
         ) from error
-    return correlation_id, OffsetCommitResponse(version, throttle, results)
+
+
+@lru_cache(maxsize=4)
+def _decoded(frame: bytes, version: int) -> OffsetCommitResponse:
+    """Decodes a response without its correlation id. A member that commits often gets the same bytes each time."""
+    reader = ResponseReader(memoryview(frame), version, flexible=version >= _FLEXIBLE)
+    reader.tags()
+    throttle = reader.unpack(INT32)[0] if version >= 3 else 0
+    results: dict[TopicPartition, int] = {}
+    for _ in range(reader.count()):
+        topic = reader.text()
+        results.update((TopicPartition(topic, partition), code) for partition, code in _codes(reader))
+        reader.tags()
+    reader.tags()
+    return OffsetCommitResponse(version, throttle, results)

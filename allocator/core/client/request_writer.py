@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
@@ -66,9 +67,9 @@ def negotiated(versions: BrokerVersionData, request: Any) -> int:
 
 def by_topic(partitions: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]]:
     """Returns topic -> (partition number, value) pairs."""
-    topics: dict[str, list[tuple[int, T]]] = {}
+    topics: dict[str, list[tuple[int, T]]] = defaultdict(list)
     for (topic, number), value in partitions.items():
-        topics.setdefault(topic, []).append((number, value))
+        topics[topic].append((number, value))
     return topics
 
 

@@ -412,7 +412,7 @@ class CommitCall:
 
     def note(self, to_send: Offsets, offsets: Offsets) -> Offsets:
         """Notes the current tenures of these offsets. Returns what to send."""
-        self.offsets = {**self.offsets, **offsets}
+        self.offsets = {**self.offsets, **offsets} if self.offsets else offsets
         for partition, each in offsets.items():
             tenure = self._state.assignment.get(partition)
             done = each.done if isinstance(each, Committed) else None

@@ -76,7 +76,8 @@ class TransactionalCommits:
                 return BrokerError("this member has lost it since")
             return call.refusals([partition]).get(partition)
 
-        await send(self._commits.offsets.texted(to_send), refusal)
+        text = self._commits.offsets.text(to_send.metadata or "")
+        await send(to_send._replace(metadata=text), refusal)
         call.stored({partition: to_send})
 
 

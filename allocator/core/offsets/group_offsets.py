@@ -39,7 +39,7 @@ from allocator.core.offsets.pending_commit import (
 )
 from allocator.core.subscription.loss import as_committed, as_read, topic_of
 from allocator.core.text.quoting import partition_names
-from allocator.core.types import OffsetAndMetadata, Partitions, TopicPartition
+from allocator.core.types import Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -313,21 +313,13 @@ class GroupOffsets:
         patience_s: float,
     ) -> PendingCommit:
         """Adds a commit to the queue, which fixes its order; the caller then awaits `_finish`."""
-        to_commit = offsets if callable(offsets) else self._texted(offsets)
-        call = PendingCommit(to_commit, refusals, stored, patience_s)
+        call = PendingCommit(offsets, refusals, stored, patience_s)
         self._waiting.append(call)
         return call
 
-    def texted(self, offset: OffsetAndMetadata) -> OffsetAndMetadata:
-        """Returns the offset with its metadata as it is sent."""
-        return offset._replace(metadata=as_committed(offset.metadata or "", self._client.metadata.cluster_id))
-
-    def _texted(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Offsets:
-        """Returns the offsets with their metadata as it is sent."""
-        cluster = self._client.metadata.cluster_id
-        texts = {each.metadata for each in offsets.values()}  # usually one text for all partitions
-        sent = {text: as_committed(text or "", cluster) for text in texts}
-        return {tp: OffsetAndMetadata(o, sent[text], epoch) for tp, (o, text, epoch) in offsets.items()}
+    def text(self, metadata: str) -> str:
+        """Returns the metadata of an offset as it is sent."""
+        return as_committed(metadata, self._client.metadata.cluster_id)
 
     async def _finish(self, call: PendingCommit) -> None:
         """Returns when all offsets of `call` are committed. Raises `CommitFailed`."""
@@ -352,7 +344,7 @@ class GroupOffsets:
         """Lets the waiting calls choose their offsets. Returns whether this call has some to commit."""
         for each in self._waiting:
             if each.choice is not None:
-                each.replace(self._texted(each.choice(each.over)))
+                each.replace(dict(each.choice(each.over)))
         return bool(call.left)
 
     def _withdraw(self, call: PendingCommit) -> None:
@@ -371,7 +363,7 @@ class GroupOffsets:
             await self.coordinator.settled(OffsetCommit)
             self._abandoned = False
         callers = list(self._waiting)
-        if _refuse(callers)[1]:
+        if any(error.retriable for error in _refuse(callers)):
             await self._pause(deadline)
             return
         senders = take_some(callers, self.group)
@@ -379,11 +371,13 @@ class GroupOffsets:
         identity = self._identity(callers, some)
         if not some:
             return
-        request = commit_request(self.group, some, identity, self._retention, in_zookeeper=self._in_zookeeper)
+        request = commit_request(
+            self.group, some, identity, self._retention, in_zookeeper=self._in_zookeeper, text=self.text
+        )
 
         def check() -> None:
             # the member may lose a partition while it looks for the coordinator or connects to it
-            if any(_refuse(callers)):
+            if _refuse(callers):
                 raise RequestFailed("not sent: the lease is not valid, or partitions were lost")
 
         request.check = check
@@ -402,13 +396,13 @@ class GroupOffsets:
                 await self._pause(deadline)
             return
         pause = self._read(response, senders, callers, some, identity)
-        unknown = {tp for tp, code in response.results if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        if not pause:
+            self._backoff.reset()
+            return
+        unknown = {tp for tp, code in response.results.items() if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         if unknown:
             await self._give_up_deleted(callers, unknown)
-        if pause:
-            await self._pause(deadline)
-        else:
-            self._backoff.reset()
+        await self._pause(deadline)
 
     async def _give_up_deleted(self, callers: Sequence[PendingCommit], unknown: set[TopicPartition]) -> None:
         """Fails the commits of partitions in `unknown` that the cluster does not have.
@@ -446,13 +440,14 @@ class GroupOffsets:
         """Notes the results of a response in the calls. Returns whether to pause before the next request."""
         pause = False
         errors: dict[int, BrokerError] = {}
-        # a partition that nobody committed does not count
-        codes = {tp: code for tp, code in response.results if tp in sent}
-        stored = {tp: sent[tp] for tp, code in codes.items() if code == 0}
+        codes = response.results
+        stored = {tp: offset for tp, offset in sent.items() if codes.get(tp) == 0}
         for call in callers:
             call.confirm(stored, senders)
+        if len(stored) == len(sent):
+            return False
         for tp, code in codes.items():
-            if code == 0:
+            if code == 0 or tp not in sent:
                 continue
             kept = None if self.committer is None else self.committer.refused(code, identity)
             # after a rebalance, partitions that the member still holds are committed in the next generation
@@ -518,7 +513,6 @@ class GroupOffsets:
         return error
 
 
-def _refuse(callers: Iterable[PendingCommit]) -> tuple[bool, bool]:
-    """Gives up the offsets that may never be sent. Returns whether there were some, and whether others have to wait."""
-    refused = [call.withdraw_refused() for call in callers]
-    return any(ever for ever, _ in refused), any(now for _, now in refused)
+def _refuse(callers: Iterable[PendingCommit]) -> list[BrokerError]:
+    """Gives up the offsets that may never be sent. Returns the errors of all that may not be sent now."""
+    return [error for call in callers for error in call.withdraw_refused()]

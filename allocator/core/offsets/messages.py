@@ -7,7 +7,7 @@ v0 on 0.8.1, v1 or newer from 0.8.2 on. So offsets are in Kafka if it can store 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Optional, Protocol
 
 from allocator.core.client import protocol
@@ -64,6 +64,7 @@ def commit_request(
     retention_s: float | None = None,
     *,
     in_zookeeper: bool = False,
+    text: Callable[[str], str] = str,
 ) -> OffsetCommit:
     """Returns a commit request with a member's identity, or without a member: generation -1 and no member id.
 
@@ -80,6 +81,7 @@ def commit_request(
         retention_s=retention_s,
         min_version=EPOCH_COMMIT if identity.by_epoch else 0,
         max_version=0 if in_zookeeper else newest,
+        text=text,
     )
 
 

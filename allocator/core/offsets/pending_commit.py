@@ -50,9 +50,10 @@ class PendingCommit:
         self.tried = False  # a request with offsets of this call was written
         self.choice = offsets if callable(offsets) else None
         if not callable(offsets):
-            for tp, value in offsets.items():
-                _check(tp, value.offset)
             self.left.update(offsets)
+            for tp, (offset, _, _) in offsets.items():
+                if type(offset) is not int or not 0 <= offset < 2**63:
+                    _check(tp, offset)
         self._refusals = refusals
         self._stored = stored
         self._confirmed: set[TopicPartition] = set()
@@ -82,27 +83,25 @@ class PendingCommit:
         if tp in self.left:
             self.left[tp] = self.left[tp]._replace(metadata="")
 
-    def withdraw_refused(self) -> tuple[bool, bool]:
-        """Gives up the offsets that may never be sent. Returns whether there were some, and whether others have to
-        wait."""
-        if self._refusals is None or not (refused := self._refusals(self.left)):
-            return False, False
+    def withdraw_refused(self) -> Collection[BrokerError]:
+        """Gives up the offsets that may never be sent. Returns the errors of all that may not be sent now."""
+        refused = {} if self._refusals is None else self._refusals(self.left)
         for tp, error in refused.items():
             if self.choice is not None and not error.retriable:
                 del self.left[tp]  # the next choice leaves it out
             else:
                 self.note([tp], error, final=not error.retriable, fenced=not error.retriable)
-        kinds = {error.retriable for error in refused.values()}
-        return False in kinds, True in kinds
+        return refused.values()
 
     def confirm(self, stored: Offsets, senders: Mapping[TopicPartition, PendingCommit]) -> None:
         """Notes that the coordinator has stored these offsets, each of this call or of a later one."""
         own = {tp: offset for tp, offset in stored.items() if senders[tp] is self}
-        self._confirmed.update(own)
         if own and self._stored is not None:
             self._stored(own)
-        for tp in stored if self.choice is None else own:
-            self.left.pop(tp, None)
+        if self.choice is not None:
+            self._confirmed.update(own)
+            stored = own
+        self.left = {tp: offset for tp, offset in self.left.items() if tp not in stored}
 
     def note(
         self, partitions: Iterable[TopicPartition], exc: BrokerError, *, final: bool, fenced: bool = False
@@ -134,13 +133,13 @@ def take_some(callers: Sequence[PendingCommit], group: str) -> dict[TopicPartiti
     its last request may be lost, and a newer one may choose an idle offset, which that request has replaced.
     """
     some: dict[TopicPartition, PendingCommit] = {}
-    bytes_left = MOST_BYTES
+    bytes_left, record_bytes = MOST_BYTES, RECORD_BYTES + len(group)
     choices = [call for call in reversed(callers) if call.choice is not None]
     for call in [*choices, *(call for call in callers if call.choice is None)]:
-        for tp, value in call.left.items():
+        for tp, (_, metadata, _) in call.left.items():
             if tp in some:
                 some[tp] = call
             elif len(some) < MOST_PARTITIONS and bytes_left > 0:
                 some[tp] = call
-                bytes_left -= RECORD_BYTES + len(group) + len(tp.topic) + len(value.metadata or "")
+                bytes_left -= record_bytes + len(tp[0]) + len(metadata or "")
     return some

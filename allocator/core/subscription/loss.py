@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import uuid
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Optional
 
 from allocator.core.subscription.done import DoneSet, done_of
@@ -55,6 +56,7 @@ class RecordsLost:
         )
 
 
+@lru_cache(maxsize=4)
 def stamped(text: str, topic_id: Any) -> str:
     """Returns the metadata of a commit with the id of its topic. None (unknown) leaves it unchanged."""
     return text if topic_id is None else f"{text} topic {topic_id}".lstrip()
@@ -108,6 +110,7 @@ def topic_of_offset(offset: OffsetAndMetadata) -> uuid.UUID | None:
     return offset.topic_id if isinstance(offset, Committed) else topic_of(offset.metadata)
 
 
+@lru_cache(maxsize=4)
 def as_committed(metadata: str, cluster: str | None) -> str:
     """Returns the metadata for a commit to the cluster with the id `cluster`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Union
+from typing import Union
 
 from allocator.core.errors import AllocatorError, BrokerError, ConfigError
 from allocator.core.types import OffsetAndMetadata, TopicPartition
@@ -52,8 +52,12 @@ class PendingCommit:
         if not callable(offsets):
             self.left.update(offsets)
             for tp, (offset, _, _) in offsets.items():
-                if type(offset) is not int or not 0 <= offset < 2**63:
-                    _check(tp, offset)
+                if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 2**63:
+                    raise ConfigError(
+                        f"{tp.topic}:{tp.partition}: offset {offset!r} cannot be committed; give the offset of the "
+                        "next record to read, 0 or more. To delete a committed offset, stop the group and use Kafka's "
+                        "DeleteOffsets"
+                    )
         self._refusals = refusals
         self._stored = stored
         self._confirmed: set[TopicPartition] = set()
@@ -116,14 +120,6 @@ class PendingCommit:
             else:
                 self.left[tp] = self.left.pop(tp)  # moves it to the end, after partitions that were not sent yet
                 self.last[tp] = exc
-
-
-def _check(tp: TopicPartition, offset: Any) -> None:
-    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 2**63:
-        raise ConfigError(
-            f"{tp.topic}:{tp.partition}: offset {offset!r} cannot be committed; give the offset of the next record to "
-            "read, 0 or more. To delete a committed offset, stop the group and use Kafka's DeleteOffsets"
-        )
 
 
 def take_some(callers: Sequence[PendingCommit], group: str) -> dict[TopicPartition, PendingCommit]:

@@ -334,7 +334,9 @@ export const plan = (route, query) => {
     );
     states.replaceChildren(...said(found).map((words) => element("p", { class: "muted" }, words)));
     result.hidden = false;
-    const words = `Partitions of ${plural(found.members.length, "member")} before and after: max/mean ${ratio(of("partitions_before"))}, then ${ratio(of("partitions_after"))}; the table below has the numbers`;
+    const words =
+      `Partitions of ${plural(found.members.length, "member")} before and after: max/mean ${ratio(of("partitions_before"))}, ` +
+      `then ${ratio(of("partitions_after"))}; the table below has the numbers`;
     loads.replaceChildren(
       element(
         "p",

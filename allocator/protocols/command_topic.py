@@ -21,7 +21,6 @@ from allocator.core.consumer import ConsumerBase, membership_from
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import check_topic
 from allocator.errors import AllocatorError, BrokerError, CommandRefused, ConfigError
-from allocator.producer import RecordWriter, create_topic
 from allocator.protocols.command_records import CommandRecords, Entry, result_record
 from allocator.types import TopicPartition
 
@@ -218,7 +217,7 @@ class CommandTopic:
         if topic is None:
             raise CommandRefused(
                 "a group that uses Kafka's own protocols stores its operator commands in a topic, and "
-                f"{self.group + '.commands'!r}"
+                f"{self.group + '.orders'!r}"
                 ' is not a valid topic name; use membership="zookeeper"'
             )
         if client.broker_version < OLDEST:
@@ -233,6 +232,8 @@ class CommandTopic:
                     f"the operator commands of group {self.group!r} are kept in topic {topic!r}, which does not exist; "
                     "create it with --create, or by hand with one partition and cleanup.policy=compact"
                 )
+            from allocator.producer import create_topic  # members only read the topic
+
             await create_topic(client, topic, 1, REPLICATION, {"cleanup.policy": "compact"})
         count = len(client.partitions(topic) or ())
         policy = "compact"
@@ -249,6 +250,8 @@ class CommandTopic:
         if not entries:
             return
         assert self.topic is not None
+        from allocator.producer import RecordWriter  # members rarely write
+
         async with RecordWriter(client, timeout_s=self._timeout_s) as writer:
             for key, value in entries:
                 await writer.append(self.topic, key, value, partition=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from allocator.commands import OperatorCommands
 from allocator.core.consumer import (
@@ -21,9 +21,10 @@ from allocator.errors import ConfigError
 from allocator.protocols.command_topic import CommandTopic
 from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaSettings
-from allocator.protocols.kip848.membership import Kip848Membership
-from allocator.protocols.kip848.settings import Kip848Settings
 from allocator.types import GroupProtocol
+
+if TYPE_CHECKING:
+    from allocator.protocols.kip848.settings import Kip848Settings
 
 
 @names_arguments
@@ -58,6 +59,8 @@ class Kafka(MembershipOptions):
     def make(self, config: MembershipConfig, parts: MemberParts) -> Membership:
         assert config.group is not None
         if self.group_protocol == "consumer":
+            from allocator.protocols.kip848.membership import Kip848Membership  # costs time where it is not used
+
             return Kip848Membership(
                 parts.client,
                 config.group,
@@ -89,6 +92,8 @@ class Kafka(MembershipOptions):
         for name, value in (("instance_id", self.instance_id), ("assignor", config.assignor)):
             if value == "":
                 raise ConfigError(f"{name} is empty; give a name, or None")
+        from allocator.protocols.kip848.settings import Kip848Settings
+
         return Kip848Settings(**self._common(config), server_assignor=config.assignor)
 
     def _common(self, config: MembershipConfig) -> dict[str, Any]:

@@ -83,7 +83,8 @@ def test_a_member_over_kafka_imports_no_other_membership() -> None:
         import sys
         from allocator import Consumer
         Consumer("t", brokers="localhost:9092", group="g", membership="kafka")
-        print(sorted({"kazoo", "allocator.protocols.legacy"} & set(sys.modules)))
+        others = {"kazoo", "allocator.producer", *(f"allocator.protocols.{name}" for name in ("legacy", "kip848"))}
+        print(sorted(others & set(sys.modules)))
         """)
     assert done.stdout.strip() == "[]", done.stderr
 

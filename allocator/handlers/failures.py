@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from allocator.core.aio import wait_for_event
 from allocator.core.telemetry import Measures
 from allocator.core.text import shown
 from allocator.errors import AllocatorError, BrokerError, Fenced, HandlerFailed
 from allocator.handlers.dead_letter import DeadLetterTopic
-from allocator.handlers.guard import Quarantined
+from allocator.handlers.guard import KeptBack, Quarantined, Skipped
 from allocator.handlers.handlers import HandlerMisuse
 from allocator.handlers.handling import Handling
 from allocator.handlers.lanes import Lane, LaneOwner
@@ -26,7 +27,10 @@ TOO_LARGE = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 
 
 class Failures:
-    """Handles failed records for the workers of all partitions."""
+    """Handles failed records for the workers of all partitions.
+
+    `pass_by` stores the offset after a record in the sink; None without a sink.
+    """
 
     def __init__(
         self,
@@ -35,16 +39,18 @@ class Failures:
         dead_letters: DeadLetterTopic | None,
         retry_topics: RetryTopics | None,
         measures: Measures,
+        pass_by: Callable[[Any], Awaitable[None]] | None,
     ) -> None:
         self._handler = handler
         self._retries, self._policy = handling.retries, handling.policy
         self._dead_letters = dead_letters
         self._retry_topics = retry_topics
         self._measures = measures
+        self._pass_by = pass_by
 
     def delay_s(self, lane: Lane, error: BaseException, since_s: float) -> float | None:
         """Returns the seconds until the next attempt of the lane's first record; None: no further attempt."""
-        if not isinstance(error, Quarantined):
+        if not isinstance(error, KeptBack):
             self._measures.handler_failures += 1
         # in a retry topic a record has one attempt, so that it does not delay the records after it
         delayed = self._retry_topics is not None and lane.worker.partition.topic in self._retry_topics.plan.topics
@@ -59,6 +65,8 @@ class Failures:
     def _action(self, error: BaseException) -> Action | None:
         if isinstance(error, Quarantined):
             return Action.DEAD_LETTER
+        if isinstance(error, Skipped):
+            return Action.SKIP
         if isinstance(error, HandlerMisuse):
             return Action.STOP
         action = self._policy.action(error)
@@ -68,9 +76,24 @@ class Failures:
     async def give_up(self, lane: Lane, error: BaseException) -> bool:
         """Writes the record to a retry topic or to the dead-letter topic, or skips it.
 
+        A sink then stores the offset after it, because that is where the next owner starts.
+
         Returns False if the partition leaves this member first. Raises HandlerFailed if none of these is possible. A
         worker that stops does so too: the next owner would call the handler once more for a record that is given up.
         """
+        if not await self._pass_on(lane, error):
+            return False
+        pass_by, argument = self._pass_by, lane.units[0].argument
+        if pass_by is None:
+            return True
+        try:
+            return await self._until_sent(
+                lane.worker, offset_of(argument), "the sink has not passed it", lambda: pass_by(argument)
+            )
+        except Fenced:
+            return False  # the next owner handles the record, or passes it on once more
+
+    async def _pass_on(self, lane: Lane, error: BaseException) -> bool:
         worker = lane.worker
         argument = lane.units[0].argument
         offset = offset_of(argument)
@@ -78,6 +101,8 @@ class Failures:
         topic, partition = worker.partition
         failed = HandlerFailed(self._handler, topic, partition, offset, lane.attempts, error)
         where = worker.where(offset)
+        if isinstance(error, Skipped):
+            return True
         if action is Action.SKIP:
             log.error("%s; skipping it", failed.what, extra=where, exc_info=shortened(error))
             self._measures.records_skipped += 1

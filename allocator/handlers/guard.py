@@ -9,26 +9,32 @@ from allocator.core.consumer import RecordCommands
 from allocator.errors import AllocatorError
 from allocator.types import TopicPartition
 
-Guard = Callable[[Any], bool]
-"""Called with a record or batch before the handler. Returns True to skip it; raises Quarantined."""
+Guard = Callable[[Any], None]
+"""Called with a record or batch before the handler. Raises KeptBack if the handler must not get it."""
 
 
-class Quarantined(AllocatorError):
-    """An operator put the partition into quarantine: its records go to the dead-letter topic without a call."""
+class KeptBack(AllocatorError):
+    """The handler is not called, because of an operator's command."""
+
+
+class Quarantined(KeptBack):
+    """The partition is in quarantine: its records go to the dead-letter topic."""
+
+
+class Skipped(KeptBack):
+    """This record counts as done."""
 
 
 def guard_of(commands: RecordCommands, partition: TopicPartition) -> Guard | None:
     """Returns the check for a partition; None if no operator command concerns its records."""
     reason, offsets = commands.quarantined.get(partition), commands.skipped.get(partition)
-    if reason is not None:
-        return _refuse(reason)
-    if offsets:
-        return lambda argument: argument.offset in offsets
-    return None
+    if reason is None and not offsets:
+        return None
 
+    def guard(argument: Any) -> None:
+        if reason is not None:
+            raise Quarantined(reason)
+        if offsets and argument.offset in offsets:
+            raise Skipped("an operator skips it")
 
-def _refuse(reason: str) -> Guard:
-    def refuse(argument: Any) -> bool:
-        raise Quarantined(reason)
-
-    return refuse
+    return guard

@@ -278,13 +278,14 @@ class Lanes:
             unit = units[0]
             try:
                 records: Sequence[Produce] = ()
-                if guard is None or not guard(unit.argument):
-                    result = await call(unit.argument)
-                    if result is not None:
-                        check_done(result, self._handler.name)
-                        records = produced(result, self._handler.name)
-                        if records and not kept:
-                            await self._results.write(records)
+                if guard is not None:
+                    guard(unit.argument)
+                result = await call(unit.argument)
+                if result is not None:
+                    check_done(result, self._handler.name)
+                    records = produced(result, self._handler.name)
+                    if records and not kept:
+                        await self._results.write(records)
             except asyncio.CancelledError:
                 if lane.cut or self._closing:
                     raise
@@ -382,12 +383,13 @@ class Lanes:
                     break
                 try:
                     records: Sequence[Produce] = ()
-                    if guard is None or not guard(unit.argument):
-                        result = call(unit.argument)
-                        if result is not None:
-                            records = produced(result, self._handler.name)
-                        if records and not kept:
-                            asyncio.run_coroutine_threadsafe(self._results.write(records), loop).result()
+                    if guard is not None:
+                        guard(unit.argument)
+                    result = call(unit.argument)
+                    if result is not None:
+                        records = produced(result, self._handler.name)
+                    if records and not kept:
+                        asyncio.run_coroutine_threadsafe(self._results.write(records), loop).result()
                 except asyncio.CancelledError:
                     error = _cancelled_from_within()
                     break

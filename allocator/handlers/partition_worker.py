@@ -11,7 +11,7 @@ from typing import Any
 from allocator.core.aio import within
 from allocator.core.subscription import DoneSet, Hold, SubscriptionState
 from allocator.handlers.admission import Admission, Work
-from allocator.handlers.guard import Quarantined
+from allocator.handlers.guard import KeptBack
 from allocator.handlers.lanes import Lane, LaneOwner
 from allocator.handlers.results import Committing
 from allocator.handlers.window import Unit, offset_of
@@ -163,7 +163,7 @@ class PartitionWorker(LaneOwner):
         loop = asyncio.get_running_loop()
         if not lane.attempts:
             lane.since = loop.time()
-        lane.attempts += not isinstance(error, Quarantined)  # for a quarantined record, the handler was not called
+        lane.attempts += not isinstance(error, KeptBack)  # otherwise the handler was not called
         lane.held = True
         delay_s = self._work.failures.delay_s(lane, error, loop.time() - lane.since)
         if delay_s is not None:

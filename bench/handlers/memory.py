@@ -41,6 +41,7 @@ class MemorySource:
         self._changed = asyncio.Event()
         self.measures = Measures()
         # the processor calls the consumer's inner objects; this object stands for each of them
+        self.sink = None
         self._member = self.commits = self.metadata = self.membership = self
         self.processor: Any = None
         self.state = SubscriptionState(shuffle=None)

@@ -381,6 +381,9 @@ class MemorySink:
         if topic_id is not None and partition in self._owners:
             self._owners[partition] = self._owners[partition]._replace(topic_id=topic_id)
 
+    async def pass_by(self, unit: Any) -> None:
+        self.write(unit)
+
     def write(self, record: Record) -> None:
         """Stores the record. Raises Fenced if a later owner has registered, AlreadyStored for a repeated record."""
         partition = TopicPartition(record.topic, record.partition)

@@ -134,6 +134,7 @@ class FakeSource:
     def __init__(self, cluster: Cluster, batch_size: int = 4) -> None:
         self.cluster = cluster
         self.batch_size = batch_size
+        self.sink = None
         self._member = self.client = self.choice = self.membership = self
         self.state = SubscriptionState("earliest", shuffle=None)
         self.processor: Any = None

@@ -28,9 +28,11 @@ from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.consumer.sink import OffsetSink, SinkClaim
 from allocator.core.consumer.topic_choice import TopicChoice
 from allocator.core.errors import AllocatorError, ConfigError, IllegalState, NotOwned
+from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
+from allocator.core.record import Record
 from allocator.core.settings.table import check_keywords
 from allocator.core.subscription.loss import RecordsLost, stamped
 from allocator.core.subscription.partition import TopicPartitionState
@@ -418,6 +420,9 @@ class SinkMember:
         return {
             p: OffsetAndMetadata(at.offset, stamped("", claims[p].topic_id), at.leader_epoch) for p, at in found.items()
         }
+
+    async def pass_by(self, unit: Batch | Record) -> None:
+        await self._sink.pass_by(unit)
 
     async def rewind(self, partition: TopicPartition, offset: int) -> bool:
         """Sets the sink's offset back once all delivered records are done. Later writes would move it forward again.

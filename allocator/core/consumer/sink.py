@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from allocator.core.fetch.batch import Batch
+from allocator.core.record import Record
 from allocator.core.types import TopicPartition
 
 
@@ -43,3 +45,9 @@ class OffsetSink(Protocol):
 
     async def rewind(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> None:
         """Sets the offset of a partition back, so that later records can be stored again. Raises AllocatorError."""
+
+    async def pass_by(self, unit: Batch | Record) -> None:
+        """Stores the offset after a unit without effects: it became a dead letter, or is skipped.
+
+        Raises Fenced if the partition has another owner, and AllocatorError.
+        """

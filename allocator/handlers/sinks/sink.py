@@ -161,6 +161,19 @@ class TransactionalSink(Generic[Connection]):
         """Like `write`, in a thread."""
         return await asyncio.to_thread(self.write, unit, effects)
 
+    async def pass_by(self, unit: Unit) -> None:
+        """Stores the offset after `unit` without effects.
+
+        The consumer calls it for a record that became a dead letter or is skipped: otherwise the next owner, which
+        starts at the offset in the table, would handle it again. Raises `Fenced`, `AlreadyStored` and `SinkError`.
+        """
+
+        def passed() -> None:
+            with self._mapped_errors():
+                self.write(unit, lambda *_: None)
+
+        await asyncio.to_thread(passed)
+
     def offsets(self, group: str) -> dict[TopicPartition, int]:
         """Returns the next offset of each partition that has one. Raises `SinkError`."""
         with self._mapped_errors():

@@ -55,10 +55,10 @@ def write_file(path: str | Path, data: str | bytes, *, mode: int | None = None, 
         os.close(directory)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, fresh: bool = False) -> None:
     """Replaces `path` like `write_file`. Raises ConfigError with the path."""
     try:
-        write_file(path, json.dumps(value, indent=1) + "\n")
+        write_file(path, json.dumps(value, indent=1) + "\n", fresh=fresh)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}; name another path") from error
 

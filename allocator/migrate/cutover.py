@@ -7,16 +7,17 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Optional, TypeVar
 
-from allocator._files import read_json, write_json
+from allocator._files import read_json
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
 from allocator.core.text import partition_names, some_of
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.cutover_plan import Plan, load_plan
+from allocator.migrate.cutover_state import CutoverFailed, CutoverState
 from allocator.migrate.offset_map import OffsetMap, Switch, map_topic
 from allocator.migrate.offsets import copy_offsets, restore_offsets
 from allocator.migrate.positions import Target
@@ -36,7 +37,6 @@ from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = "allocator cutover 1"
 STEPS: Final = ("check", "freeze", "drain", "offsets", "start", "verify", "producers", "finish")
 NO_RETURN: Final = "producers"
 """The step in which producers switch to the new cluster. From then on only it has their records."""
@@ -44,10 +44,6 @@ HIDDEN: Final = ("ends", "empty", "choices", "left_at")  # details for later ste
 POLL_S: Final = 0.2
 
 T = TypeVar("T")
-
-
-class CutoverFailed(AllocatorError):
-    """A step failed. Completed steps remain: correct the cause and run the cutover again, or roll back."""
 
 
 class CutoverClusters(NamedTuple):
@@ -170,8 +166,10 @@ class Cutover:
     left, unit)` with the number of remaining members, records or partitions.
 
     Guarantee: a finished step is in the state file before the next one begins. So the process may be killed at any time
-    and run again with the same plan; a repeated step does no harm. Until step `NO_RETURN`, `rollback` moves the groups
-    back without losing records: it translates their progress on the new cluster into old offsets.
+    and run again with the same plan; a repeated step does no harm. One run at a time acts, see `CutoverState`. Until
+    step `NO_RETURN`, `rollback` moves the groups back without losing records: it translates their progress on the new
+    cluster into old offsets. Step `check` is repeated until `freeze` begins, because it changes nothing and the groups
+    may change meanwhile.
 
     `fail_back`: moves the groups and the producers back after step `NO_RETURN`, by the same steps in the other
     direction. There the old cluster is the one that they leave. After its last step the plan can be run again.
@@ -195,36 +193,27 @@ class Cutover:
         self._on_step = on_step or (lambda step, text: log.info("%s: %s", step, text))
         self._on_wait = on_wait
         self._audit = audit
-        self._state: dict[str, Any] = {"format": FORMAT, "plan": self.plan.digest, "steps": {}}
+        self._state = CutoverState(self.plan)
 
     # -- state ----------------------------------------------------------------------------------------------------
 
     def load(self) -> dict[str, Any]:
         """Returns the completed steps. Raises ConfigError if the plan has changed since."""
-        if not self.plan.state.exists():
-            return {}
-        found = read_json(self.plan.state)
-        if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("steps"), dict):
-            raise ConfigError(
-                f"{self.plan.state} is not the state file of a cutover; name another file in [cutover] state"
-            )
-        if found.get("plan") != self.plan.digest:
-            raise ConfigError(
-                f"{self.plan.path} moves something else since its cutover began: only [wait], leave, audit and "
-                "security may change; undo the change, or roll back with the old plan first"
-            )
-        self._state = found
-        steps: dict[str, Any] = found["steps"]
-        return steps
+        return self._state.load()
 
     def may_roll_back(self) -> bool:
         """Returns whether the groups can still roll back: by the last `load`, producers write only to the old
         cluster."""
-        return not self._state["steps"].keys() & {NO_RETURN, "opened"}
+        return not self._state.steps.keys() & {NO_RETURN, "opened"}
 
-    def _note(self, step: str, **details: Any) -> None:
-        self._state["steps"][step] = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **details}
-        write_json(self.plan.state, self._state)
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[dict[str, Any]]:
+        """Loads the completed steps, and keeps other runs out during the block."""
+        with contextlib.ExitStack() as stack:
+            if self._forward is not None:
+                stack.enter_context(self._forward._alone())
+            stack.enter_context(self._state.locked())
+            yield self.load()
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -232,56 +221,87 @@ class Cutover:
         """Runs the remaining steps, up to `until`. After an error, run it again or roll back."""
         if until not in STEPS:
             raise ConfigError(f"there is no step {until!r}; steps are {', '.join(STEPS)}")
-        if self._forward is not None and NO_RETURN not in self._forward.load():
-            raise CutoverFailed(
-                f"nothing to move back: the cutover of {self.plan.path} has not done step {NO_RETURN!r}; roll it back "
-                "instead (--rollback)"
-            )
-        done = self.load()
-        async with opened(self.plan) as clusters:
-            for step in STEPS[: STEPS.index(until) + 1]:
-                if step in done:
-                    continue
-                details: dict[str, Any] = await getattr(self, f"_{step}")(clusters)
-                self._note(step, **details)
-                shown = ", ".join(f"{key} {value}" for key, value in details.items() if key not in HIDDEN)
-                self._on_step(step, shown or "done")
-        if self._forward is not None and until == STEPS[-1]:
-            for each in self, self._forward:
-                each._archive("failed-back")
+        with self._alone() as done:
+            if self._forward is not None and NO_RETURN not in self._forward._state.steps:
+                raise CutoverFailed(
+                    f"nothing to move back: the cutover of {self.plan.path} has not done step {NO_RETURN!r}; roll it "
+                    "back instead (--rollback)"
+                )
+            async with opened(self.plan) as clusters:
+                if self._state.has_begun:
+                    self._state.begin()
+                for step in STEPS[: STEPS.index(until) + 1]:
+                    # what was checked before may have changed meanwhile
+                    if step in done and (step != "check" or self._state.has_begun):
+                        continue
+                    self._state.check_unchanged()
+                    details: dict[str, Any] = await getattr(self, f"_{step}")(clusters)
+                    self._state.note(step, **details)
+                    shown = ", ".join(f"{key} {value}" for key, value in details.items() if key not in HIDDEN)
+                    self._on_step(step, shown or "done")
+            if self._forward is not None and until == STEPS[-1]:
+                for each in self, self._forward:
+                    each._archive("failed-back")
 
     async def rollback(self) -> None:
         """Moves the groups back to the old cluster. Raises CutoverFailed after step `NO_RETURN`."""
-        done = self.load()
-        if not done:
-            raise CutoverFailed(f"nothing to undo: {self.plan.path} has not begun, there is no {self.plan.state}")
-        if not self.may_roll_back():
-            raise CutoverFailed(
-                f"step {NO_RETURN!r} was reached: the new cluster gets records that the old one does not have. Run the "
-                "remaining steps, or start a mirror back (`allocator mirror --back-of`) and move back with --fail-back"
-            )
-        async with opened(self.plan) as clusters:
-            if "offsets" in done:  # a run that was killed in step "start" may have switched some groups
-                await self._freeze(clusters)
-                for group in self.plan.groups:
-                    await clusters.back(group)
+        with self._alone() as done:
+            if not done:
+                raise CutoverFailed(f"nothing to undo: {self.plan.path} has not begun, there is no {self.plan.state}")
+            if not self.may_roll_back():
+                raise CutoverFailed(
+                    f"step {NO_RETURN!r} was reached: the new cluster gets records that the old one does not have. Run "
+                    "the remaining steps, or start a mirror back (`allocator mirror --back-of`) and move back with "
+                    "--fail-back"
+                )
+            if self._state.has_begun:
+                async with opened(self.plan) as clusters:
+                    self._state.begin()
+                    await self._move_back(clusters)
             else:
-                for group in self.plan.groups:
-                    file = self._restore_file(group)
-                    if file.exists():
-                        await restore_offsets(file, self.plan.new_security)
-            before = self._state["steps"].get("check", {}).get("choices", {})
-            for name, path in self._choices().items():
-                # named also if there was no choice before: a member may have the new brokers in its own settings
-                choice = ClusterChoice(before.get(path) or self.plan.old_brokers)
-                await choose_cluster(clusters.ensemble, path, choice)
-                self._on_step("rollback", f"{name} uses the old cluster")
-        self._archive("rolled-back")
+                self._on_step("rollback", "no group was touched")
+            self._archive("rolled-back")
+
+    async def _move_back(self, on: CutoverClusters) -> None:
+        before = self._state.steps["check"]["choices"]
+        if "offsets" in self._state.steps:  # a run that was killed in step "start" may have switched some groups
+            await self._refuse_moved(on, "the producers")
+            await self._let_leave(on)
+            for group in self.plan.groups:
+                self._state.check_unchanged()
+                await on.back(group)
+        else:
+            await self._refuse_moved(on, *self._choices())
+            for group in self.plan.groups:
+                file = self._restore_file(group)
+                if file.exists():
+                    self._state.check_unchanged()
+                    await restore_offsets(file, self.plan.new_security)
+        for name, path in self._choices().items():
+            # named also if there was no choice before: a member may have the new brokers in its own settings
+            await self._choose(on, path, ClusterChoice(before.get(path) or self.plan.old_brokers))
+            self._on_step("rollback", f"{name} uses the old cluster")
+
+    async def _refuse_moved(self, on: CutoverClusters, *names: str) -> None:
+        """Raises CutoverFailed if one of them already uses the new cluster, so that the state file lacks steps.
+
+        A run with another copy of the file may have done them.
+        """
+        for name, path in self._choices().items():
+            choice = await read_choice(on.ensemble, path)
+            if name in names and choice.brokers is not None and same_cluster(choice.brokers, self.plan.new_brokers):
+                raise CutoverFailed(
+                    f"{name} already uses the new cluster (znode {path}), by a step that {self.plan.state} does not "
+                    "have: go on with the state file of the run that did it"
+                )
+
+    async def _choose(self, on: CutoverClusters, path: str, choice: ClusterChoice) -> None:
+        self._state.check_unchanged()
+        await choose_cluster(on.ensemble, path, choice)
 
     def _archive(self, why: str) -> None:
         """Renames the state file, so that the plan can be run again."""
-        if self.plan.state.exists():
-            self.plan.state.replace(self.plan.state.with_suffix(f".{why}-{int(time.time())}"))
+        self._state.archive(why)
         for group in self.plan.groups:
             self._restore_file(group).unlink(missing_ok=True)
 
@@ -290,12 +310,15 @@ class Cutover:
 
         Raises CutoverFailed before the last step.
         """
-        if STEPS[-1] not in self.load():
-            raise CutoverFailed(f"{self.plan.path} is not finished: its services still need the choice of the cluster")
-        async with opened(self.plan) as clusters:
-            for name, path in self._choices().items():
-                await choose_cluster(clusters.ensemble, path, ClusterChoice())
-                self._on_step("clear", f"{name} uses the brokers in its own settings")
+        with self._alone() as done:
+            if STEPS[-1] not in done:
+                raise CutoverFailed(
+                    f"{self.plan.path} is not finished: its services still need the choice of the cluster"
+                )
+            async with opened(self.plan) as clusters:
+                for name, path in self._choices().items():
+                    await self._choose(clusters, path, ClusterChoice())
+                    self._on_step("clear", f"{name} uses the brokers in its own settings")
 
     def _choices(self) -> dict[str, str]:
         """Returns who follows a cluster choice -> the path of its znode."""
@@ -323,13 +346,7 @@ class Cutover:
                 committed = await store.committed()
                 members[group] = len(await store.members())
             read = {each.topic for each in (*committed, *await on.subscribed(group)) if on.old.partitions(each.topic)}
-            others = sorted(read - {*self.plan.topics, *self.plan.leave})
-            if others:
-                faults.append(
-                    f"group {group!r} also reads {some_of([*map(repr, others)], 10)}, by its members or its committed "
-                    "offsets. On the new cluster it would skip or repeat records of these: mirror them and add them to "
-                    "topics, or name those that it does not read any more in [cutover] leave"
-                )
+            faults += filter(None, [self._others(group, read)])
             committed = {each: offset for each, offset in committed.items() if each.topic in self.plan.topics}
             if not committed:
                 faults.append(f"group {group!r} has no committed offsets in these topics on the old cluster")
@@ -354,12 +371,43 @@ class Cutover:
             found["fail-back"] = "impossible, it needs 0.11 or newer"
         return found
 
+    def _others(self, group: str, read: Iterable[str]) -> str | None:
+        """Returns the fault that the group reads topics which neither move nor are left; None if it reads none."""
+        others = sorted({*read} - {*self.plan.topics, *self.plan.leave})
+        if not others:
+            return None
+        return (
+            f"group {group!r} also reads {some_of([*map(repr, others)], 10)}, by its members or its committed offsets. "
+            "On the new cluster it would skip or repeat records of these: mirror them and add them to topics, or name "
+            "those that it does not read any more in [cutover] leave"
+        )
+
     async def _freeze(self, on: CutoverClusters) -> dict[str, Any]:
+        self._state.begin()
+        began = time.monotonic()
+        await self._refuse_others(on)  # a freeze that failed may be repeated days later
+        await self._let_leave(on)
+        await self._refuse_others(on)
+        for group in self.plan.groups:
+            await self._settle(group)
+        return {"seconds": round(time.monotonic() - began, 1)}
+
+    async def _refuse_others(self, on: CutoverClusters) -> None:
+        """Raises CutoverFailed if a group reads other topics since step `check`."""
+        await on.old.refresh()
+        for group in self.plan.groups:
+            async with self.plan.old(group).opened() as store:
+                read = {each.topic for each in (*await store.committed(), *await on.subscribed(group))}
+            fault = self._others(group, filter(on.old.partitions, read))
+            if fault is not None:
+                raise CutoverFailed(f"{fault}. A topic can be added after --rollback")
+
+    async def _let_leave(self, on: CutoverClusters) -> None:
+        """Freezes the groups, and waits until they have no members."""
         for group in self.plan.groups:
             path = choice_path(self.plan.root, group)
             before = await read_choice(on.ensemble, path)
-            await choose_cluster(on.ensemble, path, ClusterChoice(before.brokers, frozen=True))
-        began = time.monotonic()
+            await self._choose(on, path, ClusterChoice(before.brokers, frozen=True))
         for group in self.plan.groups:
             for store in (self.plan.old(group), self.plan.new(group)):
                 async with store.opened() as there:
@@ -373,19 +421,18 @@ class Cutover:
                             f"group {group!r} still has members: {', '.join(left)}. Stop members that do not follow "
                             "the cluster choice (Consumer) yourself"
                         )
-            await self._settle(group)
-        return {"seconds": round(time.monotonic() - began, 1)}
 
     async def _settle(self, group: str) -> None:
         """Commits the end of partitions that were empty at step `check`, so that the group reads all records since.
 
         Without a committed offset, a group with auto_offset_reset "latest" would skip them on the new cluster.
         """
-        rows = self._state["steps"].get("check", {}).get("empty", {}).get(group, [])
+        rows = self._state.steps.get("check", {}).get("empty", {}).get(group, [])
         empty = {TopicPartition(str(topic), int(number)): int(end) for topic, number, end in rows}
         if empty:
             async with self.plan.old(group).opened() as old:
                 committed = await old.committed(empty)
+                self._state.check_unchanged()
                 await old.commit({each: end for each, end in empty.items() if each not in committed}, "was empty")
 
     async def _drain(self, on: CutoverClusters) -> dict[str, Any]:
@@ -409,8 +456,10 @@ class Cutover:
 
     async def _offsets(self, on: CutoverClusters) -> dict[str, Any]:
         moved = {}
+        await self._refuse_moved(on, *self.plan.groups)
         for group in self.plan.groups:
             file = self._restore_file(group)
+            self._state.check_unchanged()
             if file.exists():  # a run was killed here: start again with the former offsets
                 await restore_offsets(file, self.plan.new_security)
                 file.unlink()
@@ -425,7 +474,7 @@ class Cutover:
     async def _start(self, on: CutoverClusters) -> dict[str, Any]:
         left_at = {group: await self._left_at(on, group) for group in self.plan.groups}
         for group in self.plan.groups:
-            await choose_cluster(on.ensemble, choice_path(self.plan.root, group), ClusterChoice(self.plan.new_brokers))
+            await self._choose(on, choice_path(self.plan.root, group), ClusterChoice(self.plan.new_brokers))
         return {"left_at": left_at}
 
     async def _left_at(self, on: CutoverClusters, group: str) -> dict[str, int]:
@@ -437,12 +486,12 @@ class Cutover:
 
         A member that was started with the old brokers joins the group, takes partitions, and reads them there.
         """
-        for group, before in self._state["steps"].get("start", {}).get("left_at", {}).items():
+        for group, before in self._state.steps.get("start", {}).get("left_at", {}).items():
             now = await self._left_at(on, group)
             moved = [name for name, offset in now.items() if before.get(name) != offset]
             if moved:
-                self._state["steps"]["start"]["left_at"][group] = now
-                write_json(self.plan.state, self._state)
+                self._state.steps["start"]["left_at"][group] = now
+                self._state.write()
                 raise CutoverFailed(
                     f"a member of group {group!r} still reads the old cluster: it has committed {some_of(moved)} "
                     f"there since step 'start'. Start it with {self.plan.new_brokers}, and run the cutover again"
@@ -450,7 +499,7 @@ class Cutover:
 
     async def _verify(self, on: CutoverClusters) -> dict[str, Any]:
         """Waits until every group has members and commits progress, and its partitions have owners."""
-        before = self._state["steps"].get("check", {}).get("members", {})
+        before = self._state.steps.get("check", {}).get("members", {})
         for group in self.plan.groups:
             if not before.get(group):
                 continue  # the group had no members before the cutover
@@ -485,17 +534,18 @@ class Cutover:
         return {"lag": await on.mirror_lag()}
 
     async def _producers(self, on: CutoverClusters) -> dict[str, Any]:
-        if "opened" not in self._state["steps"]:  # not repeated after a kill: producers may write there already
+        if "opened" not in self._state.steps:  # not repeated after a kill: producers may write there already
             await self._all_have_left(on)
             if self.plan.producers is not None:
-                await choose_cluster(on.ensemble, self.plan.producers, ClusterChoice(frozen=True))
+                await self._choose(on, self.plan.producers, ClusterChoice(frozen=True))
             ends = await self._quiet(on)
+            self._state.check_unchanged()
             pairs = await on.switch(ends)
             # after this, the groups can no longer roll back
-            self._note("opened", ends=[[*each, *pairs[each]] for each in sorted(pairs)])
+            self._state.note("opened", ends=[[*each, *pairs[each]] for each in sorted(pairs)])
         if self.plan.producers is not None:
-            await choose_cluster(on.ensemble, self.plan.producers, ClusterChoice(self.plan.new_brokers))
-        return {"partitions": len(self._state["steps"]["opened"]["ends"])}
+            await self._choose(on, self.plan.producers, ClusterChoice(self.plan.new_brokers))
+        return {"partitions": len(self._state.steps["opened"]["ends"])}
 
     async def _quiet(self, on: CutoverClusters) -> dict[TopicPartition, int]:
         """Waits until no producer writes to the old topics and all records are mirrored. Returns their ends."""
@@ -527,7 +577,7 @@ class Cutover:
             return {"audit": "disabled"}
         if self._audit is None:
             raise CutoverFailed("audit is true, but no audit function was passed; set it to false to finish without")
-        ends = self._state["steps"]["opened"]["ends"]
+        ends = self._state.steps["opened"]["ends"]
         found = {
             topic: await asyncio.to_thread(self._audit, topic, self._sides(topic, ends)) for topic in self.plan.topics
         }

@@ -103,7 +103,8 @@ async def copy_offsets(
         if plan.problems:
             raise CopyRefused(f"nothing was copied: {'; '.join(plan.problems)}")
         chosen = {row.partition: row.after for row in plan.rows if row.after is not None}
-        write_json(restore_file, _restore(plan, await TopicIds(new.client).of({each.topic for each in chosen})))
+        saved = _restore(plan, await TopicIds(new.client).of({each.topic for each in chosen}))
+        write_json(restore_file, saved, fresh=True)  # another copy may have written it meanwhile
         await new.commit(chosen, f"copied from {source.group}")
         copied = await new.committed(chosen)
         joined = [*await old.members(), *await new.members()]

@@ -25,9 +25,10 @@ __all__ = ["World", "command", "mirror_checked"]
 
 
 @contextlib.contextmanager
-def command(plan: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs `allocator cutover` in its own process."""
-    process = subprocess.Popen([sys.executable, "-m", "allocator.cli", "cutover", str(plan), *options])
+def command(plan: Path, *options: str, errors: Any = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs `allocator cutover` in its own process. `errors` is the file for its errors."""
+    argv = [sys.executable, "-m", "allocator.cli", "cutover", str(plan), *options]
+    process = subprocess.Popen(argv, stderr=errors)
     try:
         yield process
     finally:

@@ -1,0 +1,142 @@
+"""Several runs of one cutover: later, at the same time, and with other copies of the state file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator import Consumer
+from allocator.migrate.cutover import Cutover, CutoverFailed
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, read_choice
+from allocator.testing import wait_until_async
+from allocator.types import TopicPartition
+from tests.migrate.cutting import World, command, mirror_checked
+from tests.migrate.mirroring import commit, mirroring
+
+pytestmark = pytest.mark.deadline(280)
+
+
+async def choice_of(world: World) -> ClusterChoice:
+    ensemble = ZooKeeperClient(world.zookeeper)
+    await ensemble.connect()
+    try:
+        return await read_choice(ensemble, choice_path("/allocator", world.group))
+    finally:
+        await ensemble.close()
+
+
+@asynccontextmanager
+async def mirrored(world: World) -> AsyncIterator[Path]:
+    """Yields the checked plan of a group that has read all records, and has no members."""
+    plan = world.plan()
+    await world.write(world.old, 30, [0, 1, 2])
+    await commit(world.old, world.group, {TopicPartition(world.topic, n): 10 for n in range(3)})
+    await choice_of(world)  # makes the chroot
+    async with mirroring(world.mirror()):
+        await mirror_checked(plan)
+        yield plan
+
+
+def stubborn(world: World) -> Consumer:
+    """A member that does not leave when its group is frozen."""
+    return Consumer(world.topic, brokers=world.old.bootstrap, group=world.group, zookeeper=world.zookeeper)
+
+
+async def test_a_topic_that_a_group_reads_since_the_check_stops_the_freeze(make_world: Any) -> None:
+    """The check may be days old. Once, the group skipped or repeated the records of such a topic."""
+    world = await make_world()
+    other = f"{world.topic}.other"
+    await asyncio.to_thread(world.old.create_topic, other, 1)
+    async with mirrored(world) as plan:
+        await commit(world.old, world.group, {TopicPartition(other, 0): 0})
+        with pytest.raises(CutoverFailed, match=f"also reads {other!r}"):
+            await Cutover(plan).run(until="freeze")
+        assert await choice_of(world) == ClusterChoice()
+        await Cutover(plan).rollback()
+        assert await choice_of(world) == ClusterChoice()  # nothing had moved
+        await Cutover(world.plan(leave=[other])).run(until="freeze")
+        assert (await choice_of(world)).frozen
+
+
+async def test_a_topic_that_a_group_reads_since_a_failed_freeze_stops_the_next_one(make_world: Any) -> None:
+    world = await make_world()
+    other = f"{world.topic}.other"
+    await asyncio.to_thread(world.old.create_topic, other, 1)
+    async with mirrored(world) as plan:
+        plan.write_text(plan.read_text().replace("freeze_s = 60.0", "freeze_s = 0.1"))
+        async with stubborn(world):
+            with pytest.raises(CutoverFailed, match="still has members"):
+                await Cutover(plan).run()
+        await commit(world.old, world.group, {TopicPartition(other, 0): 0})
+        with pytest.raises(CutoverFailed, match=f"also reads {other!r}.*after --rollback"):
+            await Cutover(plan).run()
+        await Cutover(plan).rollback()
+        assert await choice_of(world) == ClusterChoice(world.old.bootstrap)
+
+
+async def test_a_second_run_is_refused_while_the_first_one_is_suspended(make_world: Any) -> None:
+    world = await make_world()
+    async with mirrored(world) as plan, stubborn(world):
+        with command(plan) as first:
+            await frozen(world)
+            first.send_signal(signal.SIGSTOP)
+            for second in (Cutover(plan).run(), Cutover(plan).rollback(), Cutover(plan).clear()):
+                with pytest.raises(CutoverFailed, match=rf"holds {plan.parent}.*process {first.pid} on .*SIGKILL"):
+                    await second
+        await Cutover(plan).rollback()
+        assert await choice_of(world) == ClusterChoice(world.old.bootstrap)
+
+
+async def test_a_run_stops_when_another_one_that_the_lock_did_not_stop_has_gone_on(
+    make_world: Any, tmp_path: Path
+) -> None:
+    """As on a network disk. Once, the first run wrote its own steps over those of the other, and went on."""
+    world, errors = await make_world(), tmp_path / "errors"
+    async with mirrored(world) as plan:
+        with errors.open("wb") as file, command(plan, errors=file) as first:
+            async with stubborn(world):
+                await frozen(world)
+                first.send_signal(signal.SIGSTOP)
+                lock = Path(f"{Cutover(plan).plan.state}.lock")
+                await asyncio.to_thread(lock.unlink, missing_ok=True)
+            await Cutover(plan).run(until="start")
+            first.send_signal(signal.SIGCONT)
+            await wait_until_async(lambda: first.poll() is not None, 60, "the first run to end")
+            assert first.returncode == 1
+        assert f"was changed by process {os.getpid()} on " in await asyncio.to_thread(errors.read_text)
+        assert list(Cutover(plan).load()) == ["check", "freeze", "drain", "offsets", "start"]
+        assert await choice_of(world) == ClusterChoice(world.new.bootstrap)
+
+
+async def test_a_former_copy_of_the_state_file_undoes_nothing(make_world: Any) -> None:
+    world = await make_world()
+    async with mirrored(world) as plan:
+        await Cutover(plan).run(until="drain")
+        state = Cutover(plan).plan.state
+        former = await asyncio.to_thread(state.read_text)
+        await Cutover(plan).run(until="start")
+        latest = await asyncio.to_thread(state.read_text)
+        await asyncio.to_thread(state.write_text, former)
+        for run in (Cutover(plan).run(), Cutover(plan).rollback()):
+            with pytest.raises(CutoverFailed, match=f"{world.group} already uses the new cluster"):
+                await run
+        await asyncio.to_thread(state.write_text, latest)
+        await Cutover(plan).rollback()
+        assert await choice_of(world) == ClusterChoice(world.old.bootstrap)
+
+
+async def frozen(world: World) -> None:
+    """Waits until a run has frozen the group."""
+
+    async def is_frozen() -> bool:
+        return (await choice_of(world)).frozen
+
+    await wait_until_async(is_frozen, 60, "the group to be frozen")

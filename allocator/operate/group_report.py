@@ -35,7 +35,7 @@ class Coordinated:
 
     @property
     def idle(self) -> bool:
-        """Whether the group has no members of any kind. Those of Kafka Connect, for example, are not shown."""
+        """Whether the group has no members of any kind. Those of Kafka Connect or Kafka Streams are not shown."""
         return self.state in ("Empty", "Dead", "")
 
 
@@ -289,10 +289,11 @@ class GroupReport:
 
     @cached_property
     def phase(self) -> str:
+        coordinated = self.state.coordinated
         if not self.state.members:
-            return "unknown" if self.unseen else "empty"
-        if self.state.coordinated is not None:
-            return "stable" if self.state.coordinated.state == "Stable" else "rebalancing"
+            return "unknown" if self.unseen or not (coordinated is None or coordinated.idle) else "empty"
+        if coordinated is not None:
+            return "stable" if coordinated.state == "Stable" else "rebalancing"
         document = self.state.document
         moving = document is not None and (document.waiting or document.promised)
         return "rebalancing" if moving or len(self.unowned) > len(self.left_out) else "stable"

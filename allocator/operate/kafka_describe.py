@@ -1,7 +1,7 @@
 """Reads the brokers of a cluster, their settings, the replicas, and groups that use Kafka's own protocols.
 
 Protocol: Metadata (replicas in sync), ApiVersions, DescribeConfigs (from 0.11 on), DescribeGroups (from 0.9 on),
-ConsumerGroupDescribe (KIP-848 groups).
+ConsumerGroupDescribe (KIP-848 groups), ListGroups (the states of all other groups, from 2.6 on).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from kafka.protocol.admin import DescribeConfigsRequest, DescribeGroupsRequest
+from kafka.protocol.admin import DescribeConfigsRequest, DescribeGroupsRequest, ListGroupsRequest
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
@@ -30,6 +30,7 @@ NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions require the name of the cl
 AT_ONCE = 20  # concurrent requests to brokers
 BROKER_S = 5.0  # limit for one response. Higher: waits longer for a hanging broker; lower: a busy broker counts as dead
 GROUP_NOT_FOUND, UNSUPPORTED_VERSION = 69, 35
+LISTS_STATES = 4  # the first version of ListGroups with the states of the groups
 WANTED_SETTINGS = [
     "group.min.session.timeout.ms",
     "group.max.session.timeout.ms",
@@ -104,7 +105,10 @@ async def settings(client: KafkaClient, node: int) -> dict[str, str]:
 
 
 async def kafka_group(client: KafkaClient, name: str) -> GroupState | None:
-    """Returns the group; None if it never had members in Kafka, or if Kafka is older than 0.9. Raises BrokerError."""
+    """Returns the group; None if it never had members in Kafka, or if Kafka is older than 0.9. Raises BrokerError.
+
+    Of groups of Kafka Streams (KIP-1071), share groups (KIP-932) and other types, it returns only the state.
+    """
     if client.api_version(DescribeGroupsRequest) is None:
         return None
     deadline = time.monotonic() + client.request_timeout_s
@@ -120,13 +124,26 @@ async def kafka_group(client: KafkaClient, name: str) -> GroupState | None:
     request = DescribeGroupsRequest(groups=[name], include_authorized_operations=False)
     (found,) = (await coordinator.send(request, deadline)).groups
     if found.error_code == GROUP_NOT_FOUND or (not found.error_code and found.group_state == "Dead"):
-        return None
+        # both requests answer so for groups of other types
+        return await _of_another_type(client, coordinator, name, deadline)
     if found.error_code:
         raise for_code(found.error_code, f"group {name!r}")
     members = found.members if found.protocol_type == PROTOCOL_TYPE else ()
     if not members and not found.protocol_type:
         return None  # the group has offsets, but never had members in Kafka
     return _state(name, found.group_state, found.protocol_data or "", members, _classic_member)
+
+
+async def _of_another_type(
+    client: KafkaClient, coordinator: Coordinator, name: str, deadline: float
+) -> GroupState | None:
+    if (client.api_version(ListGroupsRequest) or 0) < LISTS_STATES:
+        return None
+    response = await coordinator.send(ListGroupsRequest(states_filter=[], types_filter=[]), deadline)
+    if response.error_code:
+        raise for_code(response.error_code, f"the list of groups with {name!r}")
+    listed = {group.group_id: group.group_state for group in response.groups}
+    return _state(name, listed[name], "", (), _classic_member) if name in listed else None
 
 
 def _state(

@@ -42,7 +42,8 @@ class SettingsReader:
     def _section(self, name: str, section: type[Any], given: Any, environ: Mapping[str, str]) -> Any:
         fields = {field.name: field for field in dataclasses.fields(section)}
         if not isinstance(given, Mapping):
-            self.faults.add(name, f"{name} = {_toml(given)}: must be a table, written [{name}]")
+            # the value is not quoted: it may contain a secret
+            self.faults.add(name, f"{name} must be a table, written [{name}]")
             given = {}
         for key in given:
             if key not in fields:
@@ -65,7 +66,7 @@ class SettingsReader:
             self.faults.add(key, f"{key} is missing: must be {setting.kind.allowed} (or set {variable})")
             return None
         raw = text or given
-        shown = MASK if setting.secret else _toml(raw)
+        shown = setting.quoted(raw, _toml)
         self._shown[key] = f"{key} = {shown}" + (f" (from {variable})" if text else "")
         try:
             return setting.parse(text) if text else setting.read(given)

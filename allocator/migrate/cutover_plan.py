@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Optional
 
 from allocator.core.settings import Flag, Number, Setting, Text, Texts, shared
-from allocator.core.text import shown
 from allocator.errors import ConfigError
 from allocator.migrate.storage import OffsetStore
 from allocator.protocols.zookeeper import same_cluster
@@ -26,13 +25,14 @@ else:
 KAFKA_PORT, ZOOKEEPER_PORT = 9092, 2181
 _TEXT, _NAMES, _SECONDS = Text(), Texts("a list of names"), Number(above=True)
 _SIDE = ("brokers", "zookeeper", "storage", "security")
-_SECURITY = shared("security").metadata["setting"].kind
+_SECURITY: Setting = shared("security").metadata["setting"]
 
 
 def _key(name: str, kind: Any, default: Any = dataclasses.MISSING, text: str = "") -> Any:
-    """Declares a field that the file sets. `name` is "section.key"."""
+    """Declares a field that the file sets. `name` is "section.key", `kind` a declared setting or the kind of one."""
+    declared = kind if isinstance(kind, Setting) else Setting(kind, default, text)
     return dataclasses.field(
-        default=default, metadata={"key": name.split("."), "setting": Setting(kind, default, text)}
+        default=default, metadata={"key": name.split("."), "setting": declared}, repr=not declared.secret
     )
 
 
@@ -131,7 +131,7 @@ def load_plan(path: Path) -> Plan:
             try:
                 values[field.name] = field.metadata["setting"].read(value)
             except ValueError as error:
-                faults.append(f"[{section}] {key} = {shown(value)}: {error}")
+                faults.append(f"[{section}] {key} = {field.metadata['setting'].quoted(value)}: {error}")
         elif field.default is dataclasses.MISSING:
             faults.append(f"[{section}] {key} is missing")
     if not faults and same_cluster(values["old_brokers"], values["new_brokers"]):

@@ -257,6 +257,9 @@ def test_secrets_are_never_shown(files: Files) -> None:
     lines = files.faults(text.replace("SASL_SSL", "PLAINTEXT"), **environ)
     assert any("sasl_plain_password = *** (from ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD)" in line for line in lines)
     lines += files.faults(text.replace('"PLAIN"', '"PLAIN"\nsasl_plain_password = ["hunter2"]'))
+    for section in ('kafka = "sasl_plain_password=hunter2"\n', '[[kafka]]\nsasl_plain_password = "hunter2"\n'):
+        lines += files.faults(section)
+    assert any("kafka must be a table, written [kafka]" in line for line in lines)
     assert "hunter2" not in "".join(lines)
 
 

@@ -16,6 +16,7 @@ from allocator import Consumer
 from allocator.cli.cutover import audit_topic
 from allocator.errors import ConfigError
 from allocator.migrate.cutover import STEPS, Cutover, CutoverFailed
+from allocator.migrate.cutover_plan import load_plan
 from allocator.migrate.cutover_state import FORMAT
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
@@ -234,6 +235,21 @@ def test_all_faults_of_a_plan_are_reported_together(tmp_path: Path) -> None:
         "[mirrors] is not a section",
     ):
         assert fault in str(refused.value)
+
+
+@pytest.mark.parametrize("security", ['security = "sasl_plain_password=hunter2"', "[[old.security]]\nkey = 'hunter2'"])
+def test_no_fault_of_a_plan_quotes_a_secret(security: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(f'[cutover]\n[new]\n[old]\nbrokers = "a:1"\n{security}\n')
+    with pytest.raises(ConfigError, match=r"\[old\] security = \*\*\*: must be a dict") as refused:
+        Cutover(path)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_plan_is_shown_without_secrets(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN.format("z", "a", "z", "b") + '[new.security]\nsasl_plain_password = "hunter2"\n')
+    assert "hunter2" not in repr(load_plan(path))
 
 
 PLAN = (

@@ -23,7 +23,7 @@ from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
 from allocator.core.settings.names import check_topic, default_client_id
 from allocator.core.settings.spellings import HOLDERS, names_arguments
-from allocator.core.settings.table import DEFAULT, MASK, SETTINGS, check_keywords, keyword_faults
+from allocator.core.settings.table import DEFAULT, SETTINGS, check_keywords, keyword_faults
 from allocator.core.subscription.patterns import check_pattern
 from allocator.core.text.quoting import shown
 from allocator.core.types import (
@@ -59,9 +59,8 @@ class Fault(NamedTuple):
 
     @staticmethod
     def _shown(name: str, value: Any) -> str:
-        if name in SETTINGS and SETTINGS[name].secret:
-            return f"{name} = {MASK}"
-        return f"{name} not set" if value in (None, "", ()) else f"{name} = {shown(value)}"
+        quoted = SETTINGS[name].quoted(value) if name in SETTINGS else shown(value)
+        return f"{name} not set" if value in (None, "", ()) else f"{name} = {quoted}"
 
 
 class CommandSource(Protocol):

@@ -245,6 +245,10 @@ class Setting:
         """Reads the text of an environment variable or of a Spark option. Raises ValueError as `read` does."""
         return self._checked(lambda: self.kind.read(self.kind.parse(text)))
 
+    def quoted(self, value: Any, write: Callable[[Any], str] = shown) -> str:
+        """Returns the value as an error may quote it. `write` writes a value that is no secret."""
+        return MASK if self.secret else write(value)
+
     def _checked(self, read: Callable[[], Any]) -> Any:
         try:
             return read()
@@ -508,7 +512,7 @@ def keyword_faults(
         try:
             declared.read(value)
         except ValueError as error:
-            faults[name] = f"{name if declared.secret else f'{name} = {shown(value)}'}: {error}"
+            faults[name] = f"{name} = {declared.quoted(value)}: {error}"
     return faults
 
 

@@ -15,11 +15,12 @@ from typing import Any, Optional
 
 import click
 
-from allocator.cli.access import Access
-from allocator.cli.options import Seconds, config_option, repeated
+from allocator.cli.access import NOWHERE, Access
+from allocator.cli.options import Seconds, config_option, repeated, root_option
 from allocator.cli.output import duration
 from allocator.cli.progress import Meter, is_shown, progress, quiet_option, say
 from allocator.core.aio import TaskGroup
+from allocator.core.settings import DEFAULT
 from allocator.errors import AllocatorError
 from allocator.migrate import Lag, Mirror, MirrorSettings
 
@@ -58,8 +59,10 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 @click.option(
     "--zookeeper",
     envvar="ALLOCATOR_ZOOKEEPER_HOSTS",
-    help="ZooKeeper ensemble of the mirror's group: host:port,host:port/chroot.",
+    help="ZooKeeper ensemble of the mirror's group, and of the groups that --sync-group-offsets and --back-of name: "
+    'host:port,host:port/chroot; "none" if none of them has members in ZooKeeper.',
 )
+@root_option
 @click.option("--create", is_flag=True, help="Create the chroot in --zookeeper if it does not exist.")
 @click.option("--old-zookeeper", help="ZooKeeper of OLD. Brokers before 0.11 have the topic settings only there.")
 @click.option("--replication", default=3, type=click.IntRange(min=1), help="Replication factor for created topics.")
@@ -144,6 +147,9 @@ def mirror(
          before they were mirrored (unless --accept-loss), a topic is stopped, or a signal ended --once early
       2  wrong usage or settings
     """
+    settings["root"] = settings["root"] or DEFAULT["root"]
+    if settings["zookeeper"] == NOWHERE:
+        settings.update(zookeeper=None, nowhere=True)
     settings["old_security"] = Access.of(config).security
     settings["new_security"] = Access.of(to_config, target=True).security
     mirroring = Mirror(MirrorSettings(throttle_bytes_s=throttle and throttle * 1e6, **settings))

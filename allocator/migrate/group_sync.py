@@ -13,7 +13,6 @@ from kafka.protocol.admin import ListGroupsRequest
 
 from allocator.core.client import KafkaClient, for_code
 from allocator.core.offsets import GroupOffsets
-from allocator.core.settings import DEFAULT
 from allocator.core.subscription import stamped
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.positions import PartitionCopy, Target
@@ -79,7 +78,7 @@ class GroupSync:
         if targets == self._synced.get(group, {}):
             return
         ensembles = [] if clusters.groups is None else [clusters.groups]
-        if await live_members(clusters.new, ensembles, group, DEFAULT["root"]):
+        if await live_members(clusters.new, ensembles, group, clusters.root):
             return
         there = await new.fetch(targets)
         ahead = {each: at for each, at in targets.items() if each not in there or there[each].offset < at}

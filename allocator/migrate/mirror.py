@@ -126,7 +126,7 @@ class Mirror(MirrorReport):
             stack.push_async_callback(groups.close)
             await groups.connect(CONNECT_S, make_chroot=False)
         ids = TopicIds(old, ensemble), TopicIds(new)
-        clusters = MirrorClusters(old, new, offsets, offset_map, *ids, ensemble, back, groups)
+        clusters = MirrorClusters(old, new, offsets, offset_map, *ids, ensemble, back, groups, settings.root)
         self.stops.clear()
         self.left_out.clear()
         self._copying = Copying(self, clusters, self._throttle, stopping)

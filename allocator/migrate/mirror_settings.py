@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal, Optional, Union
 
-from allocator.core.settings import DEFAULT, Number, Whole, keyword_faults
+from allocator.core.settings import DEFAULT, Number, Whole, check_path, keyword_faults
 from allocator.core.subscription import check_pattern
 from allocator.errors import ConfigError
 from allocator.migrate.topics import SUFFIX
@@ -35,6 +36,11 @@ class MirrorSettings:
                         topic "<group>.offset-map" of the new cluster has the offset map
     membership          membership of the group: "zookeeper" (needs `zookeeper`) or "kafka"
     old_zookeeper       the old cluster's ensemble, with its chroot: brokers before 0.11 do not report topic settings
+    zookeeper           the ensemble of the groups, with its chroot: of the own one, of those that are synced, and of
+                        `back_of`
+    root                the znode with these groups
+    nowhere             no ensemble has members of these groups; `sync_group_offsets` and `back_of` need this or
+                        `zookeeper`
     create              create the chroot in `zookeeper` if it does not exist; otherwise a missing chroot is an error
     replication         replication factor of created topics, at most the number of brokers
     throttle_bytes_s    maximum bytes that this process sends in a second; None: no limit
@@ -64,6 +70,8 @@ class MirrorSettings:
     group: str = "allocator-mirror"
     membership: Literal["zookeeper", "kafka"] = DEFAULT["membership"]
     zookeeper: Optional[str] = None
+    root: str = DEFAULT["root"]
+    nowhere: bool = False
     create: bool = False
     old_zookeeper: Optional[str] = None
     old_security: Optional[Mapping[str, Any]] = field(default=None, repr=False)
@@ -105,6 +113,16 @@ class MirrorSettings:
             faults.append(f"membership is {self.membership!r}, not 'zookeeper' or 'kafka'")
         if self.membership == "zookeeper" and not self.zookeeper:
             faults.append("zookeeper is missing (--zookeeper): the processes of the mirror coordinate through it")
+        elif self.zookeeper is None and not self.nowhere:
+            for name in filter(partial(getattr, self), ("sync_group_offsets", "back_of")):
+                faults.append(
+                    f"zookeeper is missing (--zookeeper): groups that {name} names may have members there, which would "
+                    "read or write on; give nowhere (--zookeeper none) if no ensemble has members of them"
+                )
+        try:
+            check_path("root", self.root)
+        except ConfigError as error:
+            faults.append(str(error))
         try:
             check_pattern(self.pattern, self.membership)
         except ConfigError as error:

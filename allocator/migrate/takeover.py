@@ -65,7 +65,9 @@ class MirrorClusters(NamedTuple):
     back: Optional[OffsetMap] = None
     """The map of the mirror in the other direction, on the old cluster, if this mirror is the way back."""
     groups: Optional[ZooKeeperClient] = None
-    """The ensemble of the mirrors' groups."""
+    """The ensemble with the mirrors' groups and those that are synced."""
+    root: str = DEFAULT["root"]
+    """The znode with these groups."""
 
 
 class Log(NamedTuple):
@@ -256,7 +258,7 @@ async def _refuse_forward(clusters: MirrorClusters, group: str, partitions: Iter
     switches = [] if clusters.back is None else [clusters.back.switch(each) for each in partitions]
     if any(switch is not None and switch.state == "ended" for switch in switches):
         ensembles = [] if clusters.groups is None else [clusters.groups]
-        members = await live_members(clusters.new, ensembles, group, DEFAULT["root"])
+        members = await live_members(clusters.new, ensembles, group, clusters.root)
         if members:
             raise MembersAlive(
                 f"mirror {group!r} still runs ({', '.join(members)}), and has not noticed that its producers have "

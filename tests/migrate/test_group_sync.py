@@ -9,12 +9,13 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
 from allocator import Consumer
 from allocator.testing import LocalCluster, produce, wait_until_async
+from tests.joining import joined
 from tests.migrate.mirroring import Pair, commit, committed, mirroring, transactions
 from tests.outside.java_tools import command, properties
 
@@ -103,10 +104,13 @@ async def test_a_java_consumer_stops_on_the_old_cluster_and_starts_on_the_new_on
         assert not again or end == signal.SIGKILL
 
 
+@pytest.mark.parametrize("root", [None, "/allocator", "/billing"])
 async def test_no_offset_is_overwritten_under_live_members_or_set_back(
-    make_pair: Callable[..., Any], group: str
+    root: Optional[str], make_pair: Callable[..., Any], group: str
 ) -> None:
-    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}.*")
+    """`root` has the live members in ZooKeeper; None: they are members in Kafka."""
+    options = {} if root is None else {"root": root}
+    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}.*", **options)
     topic, at = pair.topic, pair.partition
     await pair.fill(100)
     await pair.catch_up()
@@ -118,7 +122,15 @@ async def test_no_offset_is_overwritten_under_live_members_or_set_back(
     async def reached(name: str, offset: int) -> bool:
         return await committed(pair.new, name, topic) == {0: offset}
 
-    member = Consumer(topic, brokers=pair.new.bootstrap, group=live, membership="kafka", auto_commit_interval_s=None)
+    membership = "kafka" if root is None else "zookeeper"
+    where = {} if root is None else {"zookeeper": pair.settings.zookeeper, **options}
+    member = Consumer(
+        topic,
+        brokers=pair.new.bootstrap,
+        group=live,
+        auto_commit_interval_s=None,
+        **joined(membership, **where),
+    )
     async with mirroring(pair.mirror()):
         async with member:
             await wait_until_async(lambda: at in member.assignment(), 60, "the member to own the partition")

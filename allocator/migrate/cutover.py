@@ -484,8 +484,16 @@ class Cutover:
     async def _all_have_left(self, on: CutoverClusters) -> None:
         """Raises CutoverFailed if a group has committed on the old cluster since step `start` or the last such error.
 
-        A member that was started with the old brokers joins the group, takes partitions, and reads them there.
+        A member that was started with the old brokers joins the group, takes partitions, and reads them there. So do
+        all members once someone has changed the cluster choice.
         """
+        for group in self.plan.groups:
+            choice = await read_choice(on.ensemble, choice_path(self.plan.root, group))
+            if choice.frozen or choice.brokers is None or not same_cluster(choice.brokers, self.plan.new_brokers):
+                raise CutoverFailed(
+                    f"group {group!r} was paused or moved since step 'start', and does not read the new cluster: its "
+                    f"cluster choice is {choice}. Resume it, or roll back"
+                )
         for group, before in self._state.steps.get("start", {}).get("left_at", {}).items():
             now = await self._left_at(on, group)
             moved = [name for name, offset in now.items() if before.get(name) != offset]
@@ -499,6 +507,7 @@ class Cutover:
 
     async def _verify(self, on: CutoverClusters) -> dict[str, Any]:
         """Waits until every group has members and commits progress, and its partitions have owners."""
+        await self._all_have_left(on)
         before = self._state.steps.get("check", {}).get("members", {})
         for group in self.plan.groups:
             if not before.get(group):

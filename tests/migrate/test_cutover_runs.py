@@ -15,7 +15,7 @@ import pytest
 from allocator import Consumer
 from allocator.migrate.cutover import Cutover, CutoverFailed
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
-from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, read_choice
+from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from tests.migrate.cutting import World, command, mirror_checked
@@ -131,6 +131,30 @@ async def test_a_former_copy_of_the_state_file_undoes_nothing(make_world: Any) -
         await asyncio.to_thread(state.write_text, latest)
         await Cutover(plan).rollback()
         assert await choice_of(world) == ClusterChoice(world.old.bootstrap)
+
+
+async def test_no_producer_moves_while_a_group_does_not_follow_to_the_new_cluster(make_world: Any) -> None:
+    """Once, a rollback in a second terminal returned the group, and the first run moved the producers."""
+    world = await make_world()
+    async with mirrored(world) as plan:
+        await Cutover(plan).run(until="start")
+        path = choice_path("/allocator", world.group)
+        for choice in (ClusterChoice(world.old.bootstrap), ClusterChoice(world.new.bootstrap, frozen=True)):
+            await chosen(world, path, choice)
+            with pytest.raises(CutoverFailed, match="was paused or moved since step 'start'"):
+                await Cutover(plan).run()
+        await chosen(world, path, ClusterChoice(world.new.bootstrap))
+        assert "opened" not in Cutover(plan).load()
+        await Cutover(plan).run()
+
+
+async def chosen(world: World, path: str, choice: ClusterChoice) -> None:
+    ensemble = ZooKeeperClient(world.zookeeper)
+    await ensemble.connect()
+    try:
+        await choose_cluster(ensemble, path, choice)
+    finally:
+        await ensemble.close()
 
 
 async def frozen(world: World) -> None:

@@ -423,3 +423,24 @@ async def test_0_8_1_commits_in_v0_without_a_coordinator() -> None:
         assert await group.fetch([A, B]) == {A: at(4, "m")}
         broker.codes[B] = [3]
         assert await group.fetch(None) == {A: at(4, "m")}
+
+
+async def test_a_fetch_waits_for_a_broker_that_cannot_reach_zookeeper() -> None:
+    """Once, a pause of ZooKeeper ended members whose offsets are there."""
+    broker = Coordinator(versions=None)
+    broker.topics["t"] = [1]
+    async with broker, client_of(broker) as client:
+        broker.stored[A], broker.codes[A] = at(4), [-1, -1]
+        assert await offsets(client, in_zookeeper=True).fetch([A]) == {A: at(4)}
+        broker.codes[A] = [-1] * 1000
+        with pytest.raises(NoOffsetsError, match="t:0: UNKNOWN_SERVER_ERROR") as caught:
+            await offsets(client, timeout_s=0.1, in_zookeeper=True).fetch([A])
+        assert caught.value.retriable
+
+
+async def test_a_server_error_of_a_coordinator_ends_a_fetch() -> None:
+    async with coordinated() as (broker, group):
+        broker.codes[A] = [-1]
+        with pytest.raises(NoOffsetsError, match="t:0: UNKNOWN_SERVER_ERROR") as caught:
+            await group.fetch([A])
+        assert not caught.value.retriable

@@ -229,7 +229,10 @@ class GroupOffsets:
                 again.add(tp)
         if refused:
             some = min(refused)
-            raise for_code(refused[some], f"{some.topic}:{some.partition}")
+            error = for_code(refused[some], f"{some.topic}:{some.partition}")
+            # in v0, a broker that cannot reach ZooKeeper
+            error.retriable |= response.API_VERSION == 0 and {*refused.values()} == {ErrorCode.UNKNOWN_SERVER_ERROR}
+            raise error
         if unknown:
             # A coordinator that has just started sends this code for partitions that it does not know yet. If that
             # counted as "no offset", these partitions would be read from the start or the end.

@@ -145,7 +145,8 @@ def release_command(name: str, instance_id: str, access: Access, as_json: bool) 
 def delete_command(name: str, keep_offsets: bool, execute: bool, access: Access, as_json: bool) -> None:
     """Delete GROUP: its znodes in ZooKeeper, including its operator commands, and its committed offsets in Kafka.
 
-    The command refuses a group with members. For a group that is not in ZooKeeper, give --zookeeper none.
+    The command refuses a group that has members or is paused. For a group that is not in ZooKeeper, give --zookeeper
+    none.
     """
     from allocator.operate import delete
 
@@ -159,12 +160,18 @@ def delete_command(name: str, keep_offsets: bool, execute: bool, access: Access,
     click.echo(f"{name}: {len(found.znodes)} znodes, {offsets} committed offsets in Kafka")
     if found.offsets_stay:
         click.echo(f"the offsets stay: {found.offsets_stay}")
+    if found.brokers is not None:
+        click.echo(
+            plain(f"services that follow the group to {found.brokers} will use the brokers in their own settings")
+        )
     if execute:
         click.echo("deleted")
         return
     click.echo(NOTHING_CHANGED)
     if found.members:
         click.echo(plain(f"--execute would be refused: there are {len(found.members)} members: {found.some_members}"))
+    elif found.paused:
+        click.echo("--execute would be refused: the group is paused, and its services wait")
 
 
 class _ShowByDefault(click.Group):

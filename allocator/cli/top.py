@@ -36,7 +36,7 @@ NAME = 24  # `_table` makes names shorter than this only after it has dropped al
 GAP = 2  # spaces between columns
 FRAME_S = 0.5
 SHIFT_TAB, BACK = "\x1b[Z", "\x0b"  # the escape sequence of Shift-Tab, and a single character that replaces it
-STYLES = {"stable": "green", "rebalancing": "yellow", "empty": "dim", "unknown": "yellow"}
+STYLES = {"stable": "green", "rebalancing": "yellow", "paused": "yellow", "empty": "dim", "unknown": "yellow"}
 
 
 class NothingKnown(AllocatorError):

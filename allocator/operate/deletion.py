@@ -17,15 +17,31 @@ from kafka.protocol.admin import DeleteGroupsRequest
 
 from allocator.core.client import KafkaClient, for_code
 from allocator.core.offsets import Coordinator, GroupOffsets
-from allocator.errors import AllocatorError
+from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.clusters import Clusters
 from allocator.operate.group_report import listed
 from allocator.operate.liveness import MembersAlive, live_members, refuse_members
-from allocator.protocols.zookeeper import ConnectionLost, NoZnode, Op, Paths, ZooKeeperClient, ZooKeeperError
+from allocator.protocols.zookeeper import (
+    ClusterChoice,
+    ConnectionLost,
+    NoZnode,
+    Op,
+    Paths,
+    ZooKeeperClient,
+    ZooKeeperError,
+    choice_path,
+    read_choice,
+)
 
 TRIES = 3  # attempts. Higher: tolerates more changes during the deletion; lower: fails sooner
 GROUP_NOT_FOUND, NON_EMPTY_GROUP = 69, 68
 OLD_BROKERS = "brokers before Kafka 1.1 cannot delete offsets; they expire after offsets.retention.minutes"
+
+
+class GroupPaused(AllocatorError):
+    """The services of the group wait in a pause. Without its znode they would join again."""
+
+    retriable = True
 
 
 class NothingToDelete(AllocatorError):
@@ -45,6 +61,10 @@ class GroupRemains:
     """Number of partitions with a committed offset in Kafka; None without brokers."""
     offsets_stay: str = ""
     """Why the committed offsets stay; "" if the deletion includes them."""
+    paused: bool = False
+    """Whether the group is paused, so that its services wait in no list of members."""
+    brokers: Optional[str] = None
+    """The cluster choice among the znodes: services that start afterwards use the brokers in their own settings."""
 
     @property
     def some_members(self) -> str:
@@ -63,8 +83,11 @@ async def remains(
     """Returns what `delete_group` would delete. Skips a cluster whose client is None. Raises NothingToDelete."""
     members = await live_members(client, [] if zk is None else [zk], group, root)
     znodes: list[str] = []
+    choice = ClusterChoice()
     if zk is not None:
         znodes, live = await _tree(zk, Paths(root, group).base)
+        with contextlib.suppress(ConfigError):  # of an invalid znode
+            choice = await read_choice(zk, choice_path(root, group))
         if live and not members:
             members = live  # another program's ephemeral znodes, which no transaction may delete
     committed, stay = None, "no brokers were given"
@@ -75,13 +98,14 @@ async def remains(
         stay = "--keep-offsets was given"
     if not (members or znodes or committed):
         raise NothingToDelete(f"there are neither znodes of group {group!r} under {root} nor offsets in Kafka")
-    return GroupRemains(group, tuple(members), tuple(znodes), committed, stay)
+    return GroupRemains(group, tuple(members), tuple(znodes), committed, stay, choice.frozen, choice.brokers)
 
 
 async def delete(clusters: Clusters, group: str, *, keep_offsets: bool = False, execute: bool = False) -> GroupRemains:
     """Deletes a group with `execute`, and otherwise returns what it would delete.
 
-    Raises MembersAlive (with `execute`), NothingToDelete, and ConfigError if the group may have unknown members.
+    Raises MembersAlive and GroupPaused (with `execute`), NothingToDelete, and ConfigError if the group may have unknown
+    members.
     """
     clusters.need_members_of(group)
     async with contextlib.AsyncExitStack() as stack:
@@ -97,12 +121,17 @@ async def delete_group(
 ) -> GroupRemains:
     """Deletes the znodes and the committed offsets of a group, and returns them.
 
-    Raises MembersAlive and deletes nothing if the group has members. The znodes go first: if a member joins at the
-    same time, then either the deletion fails, or the member still finds the committed offsets.
+    Raises MembersAlive or GroupPaused and deletes nothing if the group has members, or is paused. The znodes go first:
+    if a member joins at the same time, then either the deletion fails, or the member still finds the committed offsets.
     """
     for attempt in range(TRIES):
         found = await remains(zk, client, group, root, keep_offsets=keep_offsets)
         refuse_members(found.members, group)
+        if found.paused:
+            raise GroupPaused(
+                f"group {group!r} is paused: its services wait, and would join again with the brokers in their own "
+                "settings. Resume it on the page, or finish or roll back its cutover. Nothing was changed"
+            )
         try:
             if zk is not None and found.znodes:
                 await zk.multi([Op("delete", path) for path in found.znodes])

@@ -59,6 +59,12 @@ class GroupState:
     """Time at which each member joined, in seconds since the epoch by ZooKeeper's clock."""
     choice: ClusterChoice | None = field(default_factory=ClusterChoice)
     """The cluster choice of the group; None if its znode is invalid."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether members that follow the cluster choice leave and wait, as in a cutover."""
+        return self.choice is not None and self.choice.frozen
+
     coordinated: Coordinated | None = None
     """None for a group in ZooKeeper. A group in Kafka has no document and no known leader."""
     present: tuple[str, ...] = ()
@@ -285,15 +291,19 @@ class GroupReport:
     @property
     def member_count(self) -> Optional[int]:
         """The number of members; None if unknown."""
-        return None if self.phase == "unknown" else len(self.state.members)
+        return None if self._may_hide_members else len(self.state.members)
+
+    @property
+    def _may_hide_members(self) -> bool:
+        coordinated = self.state.coordinated
+        return not self.state.members and bool(self.unseen or not (coordinated is None or coordinated.idle))
 
     @cached_property
     def phase(self) -> str:
-        coordinated = self.state.coordinated
         if not self.state.members:
-            return "unknown" if self.unseen or not (coordinated is None or coordinated.idle) else "empty"
-        if coordinated is not None:
-            return "stable" if coordinated.state == "Stable" else "rebalancing"
+            return "paused" if self.state.paused else "unknown" if self._may_hide_members else "empty"
+        if self.state.coordinated is not None:
+            return "stable" if self.state.coordinated.state == "Stable" else "rebalancing"
         document = self.state.document
         moving = document is not None and (document.waiting or document.promised)
         return "rebalancing" if moving or len(self.unowned) > len(self.left_out) else "stable"

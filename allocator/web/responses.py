@@ -57,8 +57,11 @@ class FiguresJson(Response):
     group: str
     protocol: Annotated[Literal["zookeeper", "kafka"], described("The service that coordinates the group.")]
     phase: Annotated[
-        Literal["stable", "rebalancing", "empty", "unknown"],
-        described("unknown: no member is shown, and there may be some in another layout, protocol or cluster."),
+        Literal["stable", "rebalancing", "paused", "empty", "unknown"],
+        described(
+            "paused: all members have left. unknown: no member is shown, and there may be some in another layout, "
+            "protocol or cluster."
+        ),
     ]
     paused: Annotated[bool, described("Whether the group is paused, so that its members leave.")]
     generation: Annotated[MaybeCount, described("null if the group uses Kafka's own protocols.")]

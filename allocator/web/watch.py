@@ -120,8 +120,7 @@ class WatchedGroup:
     @property
     def paused(self) -> bool:
         """Whether the group is paused."""
-        choice = self.report.state.choice
-        return choice is not None and choice.frozen
+        return self.report.state.paused
 
     @property
     def problems(self) -> list[Finding]:

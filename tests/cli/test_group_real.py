@@ -254,6 +254,32 @@ async def test_a_reset_sees_the_members_of_older_clients(shell: Shell) -> None:
         assert await shell.committed() == {0: 7}
 
 
+async def test_a_paused_group_is_called_paused_and_is_not_deleted(shell: Shell) -> None:
+    """Its services wait, and are in no list of members. Once, a deletion let them join again at once."""
+    async with shell.consumer() as consumer:
+        await shell.consume(consumer, 30)
+    async with ensemble(shell.zookeeper) as zk:
+        path = choice_path("/allocator", shell.group)
+        await choose_cluster(zk, path, ClusterChoice("other:9092", frozen=True))
+        assert (await shell.run("describe", shell.group))[1].startswith(f"{shell.group}: paused")
+        assert [each["state"] for each in (await shell.json("list"))["groups"]] == ["paused"]
+        where = ["--zookeeper", shell.zookeeper, "--brokers", shell.cluster.bootstrap, "--interval", "0", "--json"]
+        done = await asyncio.to_thread(CliRunner().invoke, main, ["doctor", shell.group, *where])
+        found = {each["id"] for each in json.loads(done.stdout)["findings"]}
+        assert "paused" in found
+        assert "no-members" not in found
+        out = (await shell.run("delete", shell.group))[1]
+        assert "services that follow the group to other:9092 will use the brokers in their own settings" in out
+        assert "would be refused: the group is paused" in out
+        refused = await shell.json("delete", shell.group, "--execute", code=1)
+        assert refused["error"]["type"] == "GroupPaused"
+        assert await shell.committed() == {0: 10, 1: 10, 2: 10}
+        await choose_cluster(zk, path, ClusterChoice())
+        assert (await shell.json("describe", shell.group))["state"] == "empty"
+        await shell.json("delete", shell.group, "--execute")
+        assert await shell.committed() == {}
+
+
 async def test_only_the_named_topics_are_reset(shell: Shell, topic_factory: Callable[..., str]) -> None:
     other = topic_factory(1)
     produce(shell.cluster.bootstrap, other, [b"x"])

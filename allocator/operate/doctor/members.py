@@ -82,6 +82,17 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
                 ShellCommand.of("allocator group list"),
             )
         return
+    if seen.report.state.paused:
+        yield Finding(
+            "paused",
+            Severity.WARNING,
+            "the group is paused: its members wait, and nobody reads its records",
+            (seen.report.state.group,),
+            "A cutover pauses a group until it has moved, and an operator may pause it on the page.",
+            "If a cutover has stopped, run it again, or roll it back (`allocator cutover PLAN --rollback`). If an "
+            "operator paused it, resume it on the page.",
+        )
+        return
     logs = seen.report.logs
     lag = logs.lag_of(logs.committed)
     waiting = f"{'' if lag.total is not None else 'at least '}{lag.known} records wait after the committed offsets"

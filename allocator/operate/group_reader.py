@@ -316,7 +316,7 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
     as those of kiel or of the consumer of Kafka 0.8, appear in `unseen`. Raises NoSuchGroup if the group has no other
     members and no offsets.
     """
-    state, older, known = None, None, list[str]()
+    state, older, known, unread = None, None, list[str](), False
     known_state = GroupState(group, {}, {}, None)
     if clusters.zookeeper is not None or clusters.brokers is None:
         async with clusters.ensemble() as zk:
@@ -337,12 +337,13 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
                 if not found.state.members:
                     unseen += filter(None, [_others(await kafka_group(client, group))])
         except AllocatorError as error:
-            if state is None or isinstance(error, ConfigError):
+            if (state is None and older is None) or isinstance(error, ConfigError):
                 raise
-            found = replace(found, state=state, logs=Logs(problems=(f"offsets are not known: {error}",)))
-            if not state.members:
+            unread = True
+            found = replace(found, state=state or known_state, logs=Logs(problems=(f"offsets are not known: {error}",)))
+            if not found.state.members:
                 unseen.append(f"{NOT_KNOWN.format('Kafka')}: {error}")
-    if state is None and not found.logs.committed:
+    if state is None and not found.logs.committed and not unread:
         if clusters.zookeeper is None:
             raise NoSuchGroup(f"Kafka has neither members nor offsets of group {group!r}")
         if older is not None:

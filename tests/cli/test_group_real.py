@@ -254,6 +254,18 @@ async def test_a_reset_sees_the_members_of_older_clients(shell: Shell) -> None:
         assert await shell.committed() == {0: 7}
 
 
+async def test_members_of_older_clients_are_known_while_kafka_is_away(shell: Shell) -> None:
+    async with ensemble(shell.zookeeper) as zk:
+        await zk.ensure_path(f"/consumers/{shell.group}/ids")
+        await zk.create(f"/consumers/{shell.group}/ids/old", b"{}", ephemeral=True)
+        away = ["--brokers", "127.0.0.1:1", "--timeout", "1"]
+        code, out, _ = await shell.run("describe", shell.group, *away, brokers=False)
+        assert (code, out.split(",")[0]) == (1, f"{shell.group}: unknown")
+        assert f"has 1 members under /consumers/{shell.group}" in out
+        assert "offsets are not known" in out
+        assert "no Kafka broker responded" in (await shell.run("describe", "other", *away, brokers=False))[2]
+
+
 async def test_a_paused_group_is_called_paused_and_is_not_deleted(shell: Shell) -> None:
     """Its services wait, and are in no list of members. Once, a deletion let them join again at once."""
     async with shell.consumer() as consumer:

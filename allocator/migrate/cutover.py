@@ -222,7 +222,7 @@ class Cutover:
         if until not in STEPS:
             raise ConfigError(f"there is no step {until!r}; steps are {', '.join(STEPS)}")
         with self._alone() as done:
-            if self._forward is not None and NO_RETURN not in self._forward._state.steps:
+            if self._forward is not None and NO_RETURN not in self._forward.load():
                 raise CutoverFailed(
                     f"nothing to move back: the cutover of {self.plan.path} has not done step {NO_RETURN!r}; roll it "
                     "back instead (--rollback)"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import fcntl
-import json
 import os
 import secrets
 import socket
@@ -79,7 +79,7 @@ class CutoverState:
                 f"{self._plan.path} moves something else since its cutover began: only [wait], leave, audit and "
                 "security may change; undo the change, or roll back with the old plan first"
             )
-        self._known, self.steps, self._begun = found, json.loads(json.dumps(found["steps"])), found.get("begun")
+        self._known, self.steps, self._begun = found, copy.deepcopy(found["steps"]), found.get("begun")
         return self.steps
 
     def begin(self) -> None:
@@ -98,7 +98,7 @@ class CutoverState:
         document = {"format": FORMAT, "plan": self._plan.digest, "run": self._run, "begun": self._begun}
         document["steps"] = self.steps
         write_json(self.path, document)
-        self._known = json.loads(json.dumps(document))
+        self._known = copy.deepcopy(document)
 
     def check_unchanged(self) -> None:
         """Raises CutoverFailed if another run has written or renamed the file since this one read it."""

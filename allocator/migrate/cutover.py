@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 STEPS: Final = ("check", "freeze", "drain", "offsets", "start", "verify", "producers", "finish")
 NO_RETURN: Final = "producers"
 """The step in which producers switch to the new cluster. From then on only it has their records."""
-HIDDEN: Final = ("ends", "empty", "choices", "left_at")  # details for later steps, which are too long to show
+HIDDEN: Final = ("ends", "empty", "choices", "left_at", "had_members", "read")
+"""Details for later steps, which are too long to show."""
 POLL_S: Final = 0.2
 
 T = TypeVar("T")
@@ -338,6 +339,9 @@ class Cutover:
         if behind:
             faults.append(f"the mirror {self.plan.mirror!r} has not begun with {partition_names(behind)}")
         members: dict[str, int] = {}
+        topics: dict[str, list[str]] = {}
+        # members that do not follow are stopped before the freeze; that they exist and what they read stays known
+        earlier = self._state.steps.get("check", {})
         choices: dict[str, Optional[str]] = {}
         empty: dict[str, list[list[Any]]] = {}
         ends = await ends_of(on.old, on.partitions(on.old))
@@ -347,6 +351,8 @@ class Cutover:
                 members[group] = len(await store.members())
             read = {each.topic for each in (*committed, *await on.subscribed(group)) if on.old.partitions(each.topic)}
             faults += filter(None, [self._others(group, read)])
+            read |= {topic for topic in earlier.get("read", {}).get(group, ()) if on.old.partitions(topic)}
+            topics[group] = sorted(read.intersection(self.plan.topics))
             committed = {each: offset for each, offset in committed.items() if each.topic in self.plan.topics}
             if not committed:
                 faults.append(f"group {group!r} has no committed offsets in these topics on the old cluster")
@@ -367,6 +373,10 @@ class Cutover:
         if faults:
             raise CutoverFailed(f"nothing was touched: {'; '.join(faults)}")
         found: dict[str, Any] = {"members": members, "lag": await on.mirror_lag(), "empty": empty, "choices": choices}
+        found |= {
+            "had_members": sorted({*earlier.get("had_members", ()), *filter(members.get, members)}),
+            "read": topics,
+        }
         if on.old.broker_version < (0, 11):
             found["fail-back"] = "impossible, it needs 0.11 or newer"
         return found
@@ -508,10 +518,10 @@ class Cutover:
     async def _verify(self, on: CutoverClusters) -> dict[str, Any]:
         """Waits until every group has members and commits progress, and its partitions have owners."""
         await self._all_have_left(on)
-        before = self._state.steps.get("check", {}).get("members", {})
+        had_members = self._state.steps["check"]["had_members"]
         for group in self.plan.groups:
-            if not before.get(group):
-                continue  # the group had no members before the cutover
+            if group not in had_members:
+                continue
             file = read_json(self._restore_file(group))
             began = {TopicPartition(str(row[0]), int(row[1])): int(row[2]) for row in file["after"]}
 

@@ -19,7 +19,7 @@ from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_p
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from tests.migrate.cutting import World, command, mirror_checked
-from tests.migrate.mirroring import commit, mirroring
+from tests.migrate.mirroring import commit, committed, mirroring
 
 pytestmark = pytest.mark.deadline(280)
 
@@ -131,6 +131,36 @@ async def test_a_former_copy_of_the_state_file_undoes_nothing(make_world: Any) -
         await asyncio.to_thread(state.write_text, latest)
         await Cutover(plan).rollback()
         assert await choice_of(world) == ClusterChoice(world.old.bootstrap)
+
+
+async def test_a_group_whose_members_were_stopped_after_the_first_check_must_have_some_again(make_world: Any) -> None:
+    """Members that do not follow are stopped before step `start`, and started with the new brokers after it."""
+    world = await make_world()
+    async with mirrored(world) as plan:
+        async with stubborn(world) as member:
+            await wait_until_async(lambda: len(member.assignment()) == 3, 60, "the member to own its partitions")
+            await Cutover(plan).run(until="check")
+        plan.write_text(plan.read_text().replace("verify_s = 60.0", "verify_s = 0.1"))
+        with pytest.raises(CutoverFailed, match="does not work on the new cluster: it has no members"):
+            await Cutover(plan).run()
+
+
+async def test_an_empty_topic_counts_as_read_after_the_members_that_read_it_were_stopped(make_world: Any) -> None:
+    """Without an offset there, a group that starts at the end would skip what is written while it moves."""
+    world = await make_world()
+    empty = f"{world.topic}.empty"
+    await asyncio.to_thread(world.old.create_topic, empty, 1)
+    await world.write(world.old, 30, [0, 1, 2])
+    await commit(world.old, world.group, {TopicPartition(world.topic, n): 10 for n in range(3)})
+    where = {"brokers": world.old.bootstrap, "group": world.group, "zookeeper": world.zookeeper}
+    plan = world.plan(topics=[world.topic, empty])
+    await choice_of(world)  # makes the chroot
+    async with mirroring(world.mirror(topics=[world.topic, empty])):
+        async with Consumer(world.topic, empty, **where) as member:
+            await wait_until_async(lambda: len(member.assignment()) == 4, 60, "the member to own its partitions")
+            await mirror_checked(plan)
+        await Cutover(plan).run(until="freeze")
+        assert await committed(world.old, world.group, empty) == {0: 0}
 
 
 async def test_no_producer_moves_while_a_group_does_not_follow_to_the_new_cluster(make_world: Any) -> None:

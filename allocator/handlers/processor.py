@@ -167,7 +167,7 @@ class Processor:
                 self._dead_letters,
                 self._retry_topics,
                 measures,
-                member.sink and member.sink.pass_by,
+                None if member.sink is None else member.sink.pass_by,
             ),
             measures=measures,
             broken=self._fail,

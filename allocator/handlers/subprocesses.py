@@ -157,12 +157,43 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _portable(error: BaseException) -> BaseException:
-    """Returns the error, or a RuntimeError with its text if it cannot be pickled."""
+def _portable(error: BaseException) -> BaseException | _Copied:
+    """Returns what is unpickled as the error, or as one of its nearest class that can be pickled, with its text.
+
+    The class decides what follows, and pickle fails for one whose `__init__` takes other arguments than `args` has.
+    """
+    own, text = type(error), text_of(error)
+    named = (f"{own.__module__}.{own.__qualname__}: {text}",)
+    candidates: list[Any] = [error, _Copied(own, error.args, error.__dict__), _Copied(own, (text,), {})]
+    candidates += [_Copied(RuntimeError if kind is Exception else kind, named, {}) for kind in own.__mro__[1:]]
+    found: BaseException | _Copied = next(each for each in candidates if _is_portable(each, own))
+    return found
+
+
+def _is_portable(candidate: Any, own: type[BaseException]) -> bool:
     try:
-        pickle.loads(pickle.dumps(error))
+        return issubclass(own, type(pickle.loads(pickle.dumps(candidate)))) or candidate.kind is RuntimeError
     except Exception:  # noqa: BLE001 - whatever the user's class raises
-        return RuntimeError(f"{type(error).__module__}.{type(error).__qualname__}: {text_of(error)}")
+        return False
+
+
+class _Copied:
+    """Is unpickled as an error of this class, which is made without its `__init__`."""
+
+    def __init__(self, kind: type[BaseException], args: Any, state: Any) -> None:
+        self.kind = kind
+        self._content = args, state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copy_of, (self.kind, *self._content)
+
+
+def _copy_of(kind: type[BaseException], args: Any, state: Any) -> BaseException:
+    # a class of Python's own allows no other `__new__`
+    base = next(each for each in kind.__mro__ if each.__module__ == "builtins")
+    error: BaseException = base.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
     return error
 
 

@@ -528,6 +528,28 @@ def refuse_in_process(record: Record) -> None:
     raise DeserializationError("t", 0, record.offset, "value", ValueError("not a number"))
 
 
+class Numbered(LookupError):
+    """pickle cannot make it again: `args` has one value."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+
+
+class Ending(BaseException):
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+
+
+def raise_in_process(record: Record) -> None:
+    class Local(Numbered):
+        pass
+
+    class LocalEnding(Ending):
+        pass
+
+    raise [Numbered, Local, Ending, LocalEnding][record.offset](4, "x")
+
+
 def terminate_in_process(record: Record) -> None:
     command = subprocess.Popen(["sleep", "100"])
     command.terminate()
@@ -549,6 +571,20 @@ async def test_an_error_of_the_library_has_its_class_after_its_way_from_a_proces
     async with running(cluster, refuse_in_process, letters, workers="processes", policy=policy) as it:
         await until(lambda: positions(it.source).get(PARTITION) == 3)
         await it.stop()
+    assert letters.offsets == []
+
+
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+async def test_the_class_of_an_error_decides_in_a_process_too(workers: str) -> None:
+    cluster, letters = Cluster(records=4), Letters()
+    policy = ErrorPolicy.of(retry_on=[], skip_on=[Numbered], dead_letter_on=[Exception])
+    options: dict[str, Any] = {"ordering": "partition", "workers": workers}
+    async with running(cluster, raise_in_process, letters, policy=policy, **options) as it:
+        error = await it.failed()
+    assert "Ending" in str(error)
+    assert "4: x" in str(error)
+    assert cluster.committed == {PARTITION: 2}
+    assert it.source.measures.records_skipped == 2
     assert letters.offsets == []
 
 

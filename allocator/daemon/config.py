@@ -21,7 +21,7 @@ from allocator.core.consumer import MembershipConfig, MembershipOptions, members
 from allocator.core.settings import MASK, Flag, Text, Texts, Whole, setting, shared
 from allocator.daemon.settings_reader import SettingsReader
 from allocator.errors import ConfigError, MissingExtra
-from allocator.handlers import HANDLING, Handling, RetryPlan, contradictions
+from allocator.handlers import HANDLING, Handling, contradictions
 from allocator.handlers.schemas import Formats, Masks, Registry
 from allocator.types import MembershipName
 
@@ -411,6 +411,7 @@ def load(
 
 # keywords of `Consumer` whose setting in the file is not "group.<name>"
 _NAMES: Final = {"group": "group.name", "zookeeper": "zookeeper.hosts"}
+_OF_GROUP: Final = {"group": "group.name", "topics": "group.topics", "pattern": "group.pattern"}
 
 
 def check_together(config: Config, reader: SettingsReader) -> None:
@@ -424,34 +425,20 @@ def check_together(config: Config, reader: SettingsReader) -> None:
         reader.fault([_NAMES.get(name, f"group.{name}") for name in fault.settings], fault.why)
     if group.follow_load == "reported":
         reader.fault(["group.follow_load"], 'only a program of your own can call report_load; use "handler_s"')
-    if handler.dead_letter_topic is not None:
-        if handler.dead_letter_topic in (group.topics or ()):
-            reader.fault(["handler.dead_letter_topic", "group.topics"], "dead letters would be consumed again")
-        if group.pattern is not None and re.match(group.pattern, handler.dead_letter_topic):
-            reader.fault(["handler.dead_letter_topic", "group.pattern"], "dead letters would be consumed again")
-    if handler.retry_topics is not None:
-        _check_retry_topics(config, reader)
-    batch, sink = handler.mode == "batch", handler.sink is not None
-    for names, why in contradictions(config.handling_values, group.membership, sink=sink, by_batch=batch):
-        reader.fault([f"handler.{name}" for name in names], why)
-    if handler.retry_backoff_s > handler.retry_backoff_max_s:
-        reader.fault(["handler.retry_backoff_s", "handler.retry_backoff_max_s"], "the first delay exceeds the maximum")
+    for names, why in contradictions(
+        config.handling_values,
+        group=group.name,
+        topics=group.topics or (),
+        pattern=group.pattern,
+        membership=group.membership,
+        sink=handler.sink is not None,
+        by_batch=handler.mode == "batch",
+    ):
+        reader.fault([_OF_GROUP.get(name, f"handler.{name}") for name in names], why)
     if consume.min_bytes > consume.prefetch_bytes:
         reader.fault(["consume.min_bytes", "consume.prefetch_bytes"], "the first is more than the second")
     _check_kafka_security(config.kafka, reader)
     _check_zookeeper_security(config.zookeeper, reader)
-
-
-def _check_retry_topics(config: Config, reader: SettingsReader) -> None:
-    group, handler = config.group, config.handler
-    try:
-        plan = RetryPlan.of(group.name, handler.retry_topics or ())
-    except ConfigError as error:
-        reader.fault(["handler.retry_topics", "group.name"], str(error))
-        return
-    for topic in plan.topics:
-        if topic in (group.topics or ()) or topic == handler.dead_letter_topic:
-            reader.fault(["handler.retry_topics"], f"{topic!r} is a retry topic; leave it out of the other settings")
 
 
 def _check_kafka_security(kafka: KafkaSection, reader: SettingsReader) -> None:

@@ -15,7 +15,7 @@ from allocator import Consumer, RebalanceListener
 from allocator.assignors import resolve
 from allocator.core.aio import TaskGroup, first_of
 from allocator.core.client import check_security
-from allocator.core.consumer import join_again_if
+from allocator.core.consumer import OffsetSink, check_sink, join_again_if
 from allocator.core.settings import find
 from allocator.core.telemetry import Measures
 from allocator.core.text import limit_reached, shown
@@ -74,7 +74,7 @@ def _named(config: Config) -> Iterator[tuple[str, Callable[[], object]]]:
     handler, group = config.handler, config.group
     yield "handler.target", partial(load_handler, handler.target, handler.mode)
     if handler.sink is not None:
-        yield "handler.sink", partial(find, handler.sink, f"sink {handler.sink!r}", here=True)
+        yield "handler.sink", partial(_sink, handler.sink)
     for name in ERRORS:
         for each in getattr(handler, name) or ():
             alone = {**config.handling_values, **dict.fromkeys(ERRORS, ()), name: (each,)}
@@ -84,6 +84,11 @@ def _named(config: Config) -> Iterator[tuple[str, Callable[[], object]]]:
             yield "group.assignor", partial(resolve, assignor)
     yield "kafka.security_protocol", lambda: check_security(config.kafka.security(), load=True)
     yield "zookeeper.hosts", lambda: check_options(config.zookeeper.options(), load=True)
+
+
+def _sink(target: str) -> OffsetSink:
+    """Returns the sink that the setting names. Raises ConfigError if it is none."""
+    return check_sink(find(target, f"sink {target!r}", here=True))
 
 
 def check(config: Config) -> Handler:
@@ -96,7 +101,7 @@ def check(config: Config) -> Handler:
     check_options(config.zookeeper.options(), load=True)
     handler = config.handling.prepared(handler, config.group.name)
     if config.handler.sink is not None:
-        find(config.handler.sink, f"sink {config.handler.sink!r}", here=True)
+        _sink(config.handler.sink)
     if config.group.group_protocol == "classic":  # with the protocol `consumer`, the assignors are on the broker
         for assignor in config.group.assignor or ():
             resolve(assignor)
@@ -133,7 +138,7 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
 def _daemon(config: Config, handler: Handler, consumers: list[Consumer], notifier: Notifier) -> Daemon:
     options = config.consumer_options()
     if config.handler.sink is not None:
-        options["sink"] = find(config.handler.sink, f"sink {config.handler.sink!r}", here=True)
+        options["sink"] = _sink(config.handler.sink)
     place, watcher = config.membership, None
     if isinstance(place, EnsembleOptions) and place.name == "zookeeper":
         watcher = ChoiceWatcher(place.ensemble(), choice_path(place.root, config.group.name))

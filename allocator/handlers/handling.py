@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
@@ -68,10 +69,23 @@ class Handling:
 
 
 def contradictions(
-    values: Mapping[str, Any], membership: str, *, sink: bool, by_batch: bool = False
+    values: Mapping[str, Any],
+    *,
+    group: str | None,
+    topics: Collection[str],
+    pattern: str | None,
+    membership: str,
+    sink: bool,
+    by_batch: bool = False,
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yields the names of settings that contradict each other or the consumer's settings, with the reason."""
     topic = values["dead_letter_topic"]
+    if topic is not None and topic in topics:
+        yield ("dead_letter_topic", "topics"), "dead letters would be consumed again"
+    if topic is not None and pattern is not None and re.match(pattern, topic):
+        yield ("dead_letter_topic", "pattern"), "dead letters would be consumed again"
+    if values["retry_backoff_s"] > values["retry_backoff_max_s"]:
+        yield ("retry_backoff_s", "retry_backoff_max_s"), "the first delay exceeds the maximum"
     if values["dead_letter_on"] is not None and topic is None:
         yield ("dead_letter_on", "dead_letter_topic"), "dead letters need a topic"
     if values["ordering"] != "partition":
@@ -95,6 +109,20 @@ def contradictions(
             yield ("retry_topics",), why
         elif by_batch:
             yield ("retry_topics",), "a batch cannot be split into done and failed records; use mode record"
+        yield from _of_retry_topics(values["retry_topics"], group or "", {*topics, topic})
+
+
+def _of_retry_topics(delays: Sequence[str], group: str, taken: set[Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    from allocator.handlers.retry_topics import RetryPlan
+
+    try:
+        plan = RetryPlan.of(group, delays)
+    except ConfigError as error:
+        yield ("retry_topics", "group"), str(error)
+        return
+    for name in plan.topics:
+        if name in taken:
+            yield ("retry_topics",), f"{name!r} is a retry topic; leave it out of the other settings"
 
 
 def given_in_python(
@@ -107,10 +135,21 @@ def given_in_python(
     faults = list(keyword_faults({name: values[name] for name in HANDLING if name not in _ERRORS}, HANDLING).values())
     if values["workers"] == "processes" and deserialize is not None:
         faults.append("workers = 'processes': deserializers cannot run in other processes; call them in the handler")
-    found = contradictions(values, joining.membership, sink=core.sink is not None)
-    faults += (f"{' with '.join(names)}: {why}" for names, why in found)
     if delays is not None and not (joining.topics or joining.pattern):
         faults.append("retry_topics: the consumer must subscribe to topics; it reads single partitions")
+    if not faults:
+        if delays is not None:
+            delays = HANDLING["retry_topics"].kind.read(delays)
+            values = {**values, "retry_topics": delays}
+        found = contradictions(
+            values,
+            group=joining.group,
+            topics=joining.topics,
+            pattern=joining.pattern,
+            membership=joining.membership,
+            sink=core.sink is not None,
+        )
+        faults += (f"{' with '.join(names)}: {why}" for names, why in found)
     if faults:
         raise ConfigError("; ".join(faults))
     name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -119,7 +158,5 @@ def given_in_python(
         # deserialize a copy, because retries and dead letters need the original record
         prepared = preparing(function, lambda record: deserialize(copy.copy(record)))
         handler = replace(handler, function=prepared)
-    if delays is not None:
-        delays = HANDLING["retry_topics"].kind.read(delays)
-    handling = Handling.of({**values, "retry_topics": delays})
+    handling = Handling.of(values)
     return handling.prepared(handler, core.group), handling

@@ -101,6 +101,34 @@ async def test_without_metadata_the_plain_offset_counts_and_a_log_line_says_so(
         assert record.offset == 3
 
 
+@pytest.mark.parametrize(
+    ("by_pattern", "settings", "fault"),
+    [
+        (False, {"dead_letter_topic": "TOPIC"}, "dead_letter_topic with topics: dead letters would be consumed again"),
+        (True, {"dead_letter_topic": "TOPIC.x"}, "dead_letter_topic with pattern: dead letters would be consumed"),
+        (False, {"retry_backoff_s": 9, "retry_backoff_max_s": 1}, "the first delay exceeds the maximum"),
+        (False, {"retry_topics": ["5s"], "dead_letter_topic": "GROUP.retry-5s"}, "'.*retry-5s' is a retry topic"),
+    ],
+)
+async def test_settings_that_contradict_each_other_are_refused(
+    kafka_cluster: LocalCluster,
+    topic_factory: Topics,
+    group: str,
+    by_pattern: bool,
+    settings: dict[str, Any],
+    fault: str,
+) -> None:
+    service = Keyed(kafka_cluster, topic_factory(1), group)
+    called: list[Record] = []
+    for name, value in settings.items():
+        if isinstance(value, str):
+            settings[name] = value.replace("TOPIC", service.topics[0]).replace("GROUP", group)
+    async with service.consumer(**({"pattern": f"{service.topics[0]}.*"} if by_pattern else {})) as consumer:
+        with pytest.raises(ConfigError, match=fault):
+            await asyncio.wait_for(consumer.process(called.append, **settings), 20)
+    assert not called
+
+
 async def test_a_failing_handler_ends_the_call_and_the_consumer_continues_at_that_record(
     kafka_cluster: LocalCluster, topic_factory: Topics, group: str
 ) -> None:

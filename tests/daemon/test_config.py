@@ -154,6 +154,13 @@ def test_wrong_names_of_code_are_reported_at_once_with_the_other_faults(
         assert [line for line in lines if line.startswith(start)], (start, lines)
 
 
+@pytest.mark.parametrize("sink", ["json:loads", "json:JSONDecoder", "json:__doc__"])
+def test_a_sink_that_is_none_is_a_fault(files: Files, sink: str) -> None:
+    files.path.write_text(edited("[handler]", f'[handler]\nsink = "{sink}"'))
+    with pytest.raises(ConfigError, match=f'handler.sink = "{sink}": sink takes an SqliteSink or an SqlSink'):
+        load_with_code(str(files.path))
+
+
 def with_section(addition: str) -> str:
     """Returns GOOD with further lines in a section."""
     section = addition.split("\n")[0]

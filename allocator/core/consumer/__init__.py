@@ -18,5 +18,5 @@ from allocator.core.consumer.membership_config import (
     membership_from,
 )
 from allocator.core.consumer.record_processor import RecordCommands
-from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset
+from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset, check_sink
 from allocator.core.consumer.transactional import TransactionalCommits, fenced

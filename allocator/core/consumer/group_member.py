@@ -25,7 +25,7 @@ from allocator.core.consumer.membership_config import (
 )
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
-from allocator.core.consumer.sink import OffsetSink, SinkClaim
+from allocator.core.consumer.sink import OffsetSink, SinkClaim, check_sink
 from allocator.core.consumer.topic_choice import TopicChoice
 from allocator.core.errors import AllocatorError, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch
@@ -393,12 +393,10 @@ class SinkMember:
     """One member's access to the offsets in a sink. Implements `SinkOffsets` for `Ownership`."""
 
     def __init__(self, member: GroupMember, sink: OffsetSink) -> None:
-        if isinstance(sink, type) or not isinstance(sink, OffsetSink):
-            raise ConfigError(f"sink takes an SqliteSink or an SqlSink, not {sink!r}")
         if member.group is None:
             raise ConfigError("a sink keeps the offsets of a group; give the consumer a `group`")
         self._member = member
-        self._sink = sink
+        self._sink = check_sink(sink)
         self._group = member.group
         # identifies this owner together with the fencing token, which may repeat after ZooKeeper has lost its data
         self._owner = uuid.uuid4().hex

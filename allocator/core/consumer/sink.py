@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from allocator.core.errors import ConfigError
 from allocator.core.fetch.batch import Batch
 from allocator.core.record import Record
 from allocator.core.types import TopicPartition
@@ -51,3 +52,10 @@ class OffsetSink(Protocol):
 
         Raises Fenced if the partition has another owner, and AllocatorError.
         """
+
+
+def check_sink(sink: object) -> OffsetSink:
+    """Returns the sink. Raises ConfigError if it is none."""
+    if isinstance(sink, type) or not isinstance(sink, OffsetSink):
+        raise ConfigError(f"sink takes an SqliteSink or an SqlSink, not {sink!r}")
+    return sink

@@ -361,7 +361,8 @@ class Copying(RebalanceListener):
             with contextlib.suppress(CorruptRecordError):
                 smaller = halves(batch)
                 queue.merged_bytes = batch.size // 2
-                self._sender.replace_first(partition, smaller)
+                if not self._sender.replace_first(partition, smaller):
+                    raise SequenceLost(f"{error}; the batch may be written", code=error.code, retriable=True)
                 return
         reason = (
             f"the new cluster refuses old offsets {batch.first} to {batch.next - 1} of partition {partition.partition} "

@@ -13,7 +13,7 @@ import logging
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Optional, Protocol, TypeVar
 
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
@@ -134,6 +134,11 @@ class PartitionQueue(Generic[B]):
         queue = self.sent or self.waiting
         return queue[0] if queue else None
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a batch that is not acknowledged may be written, or will be by a request that arrives late."""
+        return self.unanswered > 0 or any(item.maybe_written for item in self.pending)
+
     def take(self) -> bytes:
         """Moves the first waiting batch to `sent`, and returns its bytes."""
         item = self.waiting.popleft()
@@ -186,18 +191,19 @@ class PartitionQueue(Generic[B]):
         self.sent.clear()
         self.broken = self.refused = False
 
-    def start_epoch(self) -> bool:
-        """Numbers the batches from 0 under the next epoch of the producer, as Java's producer does.
+    def renumber(self, first: int | None = None) -> bool:
+        """Numbers the batches from `first` on; None: from 0 under the next epoch, as Java's producer does.
 
-        Returns False if a broker may have stored one of them: it would store that batch again under the new number.
+        Returns False if one of them is in doubt: a broker may store it again under the new number.
         """
-        items = self.pending
-        if self.epoch >= LAST_EPOCH or any(item.maybe_written for item in items):
+        if self.in_doubt or (first is None and self.epoch >= LAST_EPOCH):
             return False
-        self.epoch += 1
-        # a broker accepts any first sequence number of an epoch, so only batch 0 may be in flight at first
-        self.sequence, self.max_sent = 0, 1
-        for item in items:
+        if first is None:
+            self.epoch += 1
+            # a broker accepts any first sequence number of an epoch, so only batch 0 may be in flight at first
+            self.max_sent = 1
+        self.sequence = first or 0
+        for item in self.pending:
             item.sequence = None
         return True
 
@@ -356,20 +362,26 @@ class BatchSender(Generic[B]):
         if not item.ready_at:
             self._wake.set()
 
-    def replace_first(self, partition: TopicPartition, batches: Iterable[B]) -> None:
-        """Replaces the first batch of a partition, which a broker refused."""
+    def replace_first(self, partition: TopicPartition, batches: Iterable[B]) -> bool:
+        """Replaces the first batch of a partition, which a broker refused.
+
+        The refused batch may be written, by an attempt without a response: brokers check a batch before they look for
+        its number. Then the later batches keep their numbers. Brokers that miss it report that, and the later batches
+        continue under a new epoch. Otherwise the batches are numbered again from its number on. Returns False if one of
+        them is in doubt; then drop the partition.
+        """
         queue = self.queues[partition]
         queue.rewind()
         refused = queue.waiting.popleft()
         assert refused.sequence is not None
         self.held -= refused.size
-        queue.sequence, queue.tries = refused.sequence, 0
-        new = [Pending(batch, expires_at=refused.expires_at, corrupt=refused.corrupt) for batch in batches]
+        queue.tries = 0
+        new = [replace(refused, batch=batch, size=0, sequence=None) for batch in batches]
         queue.settled += refused.batch.records - sum(item.batch.records for item in new)
         queue.waiting.extendleft(reversed(new))
-        for item in queue.waiting:
-            item.sequence = None
+        for item in new:
             self.resize(item)
+        return (refused.maybe_written and not new) or queue.renumber(refused.sequence)
 
     async def wait_for_space(self, size: int) -> None:
         """Waits until `size` more bytes fit into `buffer_bytes`."""
@@ -380,6 +392,11 @@ class BatchSender(Generic[B]):
     def has_space(self, size: int) -> bool:
         """Returns whether `wait_for_space` returns at once."""
         return self.stopped or not self.held or self.held + size <= self.buffer_bytes
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a batch of any partition is in doubt (`PartitionQueue.in_doubt`)."""
+        return any(queue.in_doubt for queue in self.queues.values())
 
     def idle(self, partition: TopicPartition) -> bool:
         """Returns whether all batches of the partition are acknowledged."""

@@ -391,20 +391,22 @@ class RecordWriter:
             offset += step
 
     def _refused(self, partition: TopicPartition, queue: PartitionQueue[_RecordBatch], error: BrokerError) -> None:
-        batch = queue.pending[0].batch
-        if error.code in STATE_LOST and queue.start_epoch():
+        first = queue.pending[0]
+        batch = first.batch
+        if error.code in STATE_LOST and queue.renumber():
             return
         if error.code not in RECORD_REFUSED:
             self._fail(partition, queue, error)
-        elif batch.records > 1:
-            if error.code in TOO_LARGE:
-                self._limits[partition.topic] = min(batch.limit, batch.uncompressed // 2)
-            self._close_batch(partition, batch)
-            self._sender.replace_first(partition, batch.halves())
-        else:
-            self._close_batch(partition, batch)
-            self._sender.replace_first(partition, ())
-            self._reject(partition, batch, error, maybe_written=False)
+            return
+        if error.code in TOO_LARGE and batch.records > 1:
+            self._limits[partition.topic] = min(batch.limit, batch.uncompressed // 2)
+        self._close_batch(partition, batch)
+        parts = batch.halves() if batch.records > 1 and not first.maybe_written else ()
+        if not parts:
+            self._reject(partition, batch, error, first.maybe_written)
+        if not self._sender.replace_first(partition, parts):
+            why = f"an earlier record was refused, and a request for later ones had no response: {error}"
+            self._fail(partition, queue, BrokerError(why, retriable=True))
 
     def _fail(self, partition: TopicPartition, queue: PartitionQueue[_RecordBatch], error: AllocatorError) -> None:
         """Fails all batches of a partition: without the first batch, brokers would refuse the sequence number of the

@@ -6,6 +6,9 @@ import asyncio
 import gc
 import json
 import logging
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +16,7 @@ from typing import Any
 import pytest
 
 from allocator import DeliveryFailed, Producer, RecordMetadata
-from allocator.core.aio import within
+from allocator.core.aio import wall_ms, within
 from allocator.errors import BrokersUnavailable, Closed, ConfigError, IllegalState, TopicNotFound
 from allocator.producer import RecordWriter
 from allocator.testing import LocalCluster, wait_until, wait_until_async
@@ -413,6 +416,59 @@ async def test_a_record_of_a_frozen_broker_may_be_written_and_may_be_sent_again(
         await producer.flush()  # `send_and_wait` has told the failure
         await producer.send_and_wait(topic, b"after")
     assert (await values(cluster, topic))[-1] == b"after"
+
+
+AGE_MS = 10_000  # how old a record may be
+UNTIL_STORED = """
+import sys, time
+from kafka import KafkaConsumer, TopicPartition
+brokers, topic, count = sys.argv[1:]
+reader = KafkaConsumer(bootstrap_servers=brokers)
+while reader.end_offsets([TopicPartition(topic, 0)])[TopicPartition(topic, 0)] < int(count):
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("kafka", ["2.8.2", *(pytest.param(version, marks=long) for version in ("0.11.0.3", "3.9.1"))])
+@pytest.mark.servers
+@pytest.mark.parametrize(("written", "acks"), [(True, "all"), (True, "1"), (False, "all")])
+async def test_a_refused_repetition_of_a_batch_costs_no_other_record(kafka: str, written: bool, acks: Any) -> None:
+    """Brokers check the records of a batch before they look for its number. A batch with the number of a written one
+    would be acknowledged and not be stored."""
+
+    async def send(producer: Producer, *values: bytes) -> list[asyncio.Future[RecordMetadata]]:
+        return [await producer.send("t", value) for value in values]
+
+    others = [b"later %d" % n for n in range(3)]
+    async with LocalCluster(kafka, proxied=True) as cluster:
+        config = {"message.timestamp.difference.max.ms": str(AGE_MS)}
+        await asyncio.to_thread(cluster.create_topic, "t", 1, 1, config)
+        proxy = cluster.brokers[0].proxy
+        assert proxy is not None
+        async with Producer(brokers=cluster.bootstrap, linger_s=0.05, acks=acks) as producer:
+            await producer.send_and_wait("t", b"first")
+            proxy.drop(direction="to_client" if written else "to_server", client=os.getpid())
+            ends = wall_ms() + AGE_MS // 2
+            batch = [await producer.send("t", b"old", timestamp=ends - AGE_MS), *await send(producer, b"same batch")]
+            if written:
+                command = [sys.executable, "-c", UNTIL_STORED, cluster.bootstrap, "t", "3"]
+                await asyncio.to_thread(subprocess.run, command, check=True, timeout=60)
+            await wait_until_async(lambda: wall_ms() > ends, 30, "the record to be too old")
+            later = await send(producer, *others) if written else []
+            proxy.reset(client=os.getpid())
+            proxy.heal(client=os.getpid())
+            later = later or await send(producer, *others)
+            told = [await future for future in later]
+            for future in batch:
+                with pytest.raises(DeliveryFailed, match=r"may be written: .*INVALID_TIMESTAMP") as error:
+                    await future
+                assert error.value.maybe_written
+            with pytest.raises(DeliveryFailed, match="did not acknowledge 2 records, which may be written"):
+                await producer.flush()
+            await producer.send_and_wait("t", b"last")
+        stored = await values(cluster, "t")
+    assert stored == [b"first", *([b"old", b"same batch"] if written else []), *others, b"last"]
+    assert [at.offset for at in told] == [3, 4, 5] if written else [1, 2, 3]
 
 
 @pytest.mark.parametrize("kafka", ["0.11.0.3", *(pytest.param(version, marks=long) for version in ("1.1.1", "2.8.2"))])

@@ -30,7 +30,8 @@ class ColumnsToSend(NamedTuple):
 
     @classmethod
     def of(cls, keys: Any, values: Any, headers: Any = None) -> ColumnsToSend:
-        """Converts Arrow columns of any layout of bytes or text. Raises TypeError for other types."""
+        """Converts Arrow columns of any layout of bytes or text. Raises TypeError for other types, and ValueError for
+        columns of several lengths, beyond whose ends the compiled encoder would read."""
         import pyarrow as pa
 
         def plain(column: Any) -> Any:
@@ -42,6 +43,9 @@ class ColumnsToSend(NamedTuple):
                 raise TypeError(f"a column is {column.type}; pass one of binary or string")
             return column
 
+        for column in (keys, headers):
+            if column is not None:
+                check_lengths(values, column)
         return cls(keys, values, headers).each(plain)
 
     def each(self, change: Callable[[pa.Array], pa.Array]) -> ColumnsToSend:
@@ -59,6 +63,11 @@ class ColumnsToSend(NamedTuple):
             return data, after - first
 
         return encode
+
+
+def check_lengths(values: Sequence[Any], keys: Sequence[Any]) -> None:
+    if len(values) != len(keys):
+        raise ValueError(f"there are {len(values)} values and {len(keys)} keys; pass a key for each value")
 
 
 def by_partition(

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 import random
-from typing import Final
+from typing import Any, Final
+
+from allocator.core.text import shown
 
 # Consecutive records without a key that go to one partition. Higher: larger batches; lower: more even partitions
 RUN: Final = 500
 _M: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF
+
+
+def as_number(topic: str, source: str, partition: Any) -> int:
+    """Returns the partition as an int. Raises TypeError that names its source, also for an equal float or bool."""
+    if isinstance(partition, bool) or not hasattr(partition, "__index__"):
+        raise TypeError(f"{topic}: the {source} is {shown(partition)}; a partition is an int")
+    return operator.index(partition)
 
 
 class Partitioner:

@@ -15,9 +15,10 @@ from allocator.core.consumer import ConsumerBase
 from allocator.core.settings import DEFAULT, check_topic, keyword_faults, names_arguments
 from allocator.core.text import shown
 from allocator.errors import Closed, ConfigError, DeliveryFailed, IllegalState
-from allocator.producer.columns import ColumnsToSend
+from allocator.producer.columns import ColumnsToSend, check_lengths
 from allocator.producer.consumer_transaction import ConsumerTransactions, Transaction
 from allocator.producer.encoding import encode_headers
+from allocator.producer.partitioner import as_number
 from allocator.producer.requests import ALL
 from allocator.producer.settings import PRODUCING, PRODUCING_DEFAULT
 from allocator.producer.transaction import NewRecord
@@ -197,6 +198,8 @@ class Producer:
         key, value = self._checked(topic, key, value, timestamp, headers)
         if partition is None:
             partition = writer.choose(topic, key)
+        elif partition.__class__ is not int:
+            partition = as_number(topic, "partition", partition)
         self._sent += 1
         pause = not self._sent % TURN
         future = None if pause else writer.append_now(topic, key, value, headers, partition, timestamp)
@@ -259,13 +262,18 @@ class Producer:
     ) -> list[asyncio.Future[RecordMetadata]]:
         """Sends a record for each value, and returns the futures of the records, in the same order.
 
-        `keys` has a key for each value. The other arguments hold for all records, and are those of `send`. With values
-        and keys as Arrow arrays of binary or string, brokers from 0.11 and the compiled encoder, no Python object is
-        created for a key or a value. If `send_many` raises or is cancelled, the first records may be written.
+        `keys` has a key for each value; other lengths raise ValueError. The other arguments hold for all records, and
+        are those of `send`. With values and keys as Arrow arrays of binary or string, brokers from 0.11 and the
+        compiled encoder, no Python object is created for a key or a value. If `send_many` raises or is cancelled, the
+        first records may be written.
         """
         writer = self._live()
         serialized = any(function is not None for function in self._serializers)
-        if hasattr(values, "buffers") and writer.takes_columns and not serialized:
+        check_topic(topic)
+        if partition is not None:
+            partition = (await writer.place(topic, None, partition)).partition
+        in_columns = hasattr(values, "buffers") and (keys is None or hasattr(keys, "to_pylist"))
+        if in_columns and writer.takes_columns and not serialized:
             if timestamp is not None:
                 _check_timestamp(topic, timestamp)
             _check_headers(topic, headers)
@@ -280,8 +288,7 @@ class Producer:
             return futures
         rows = _rows(values)
         own: list[Any] = [None] * len(rows) if keys is None else _rows(keys)
-        if len(own) != len(rows):
-            raise ValueError(f"{topic}: there are {len(rows)} values and {len(own)} keys; pass a key for each value")
+        check_lengths(rows, own)
         return [await self.send(topic, value, key, partition, timestamp, headers) for value, key in zip(rows, own)]
 
     async def flush(self) -> None:

@@ -20,7 +20,7 @@ from allocator.errors import AllocatorError, BrokerError, Closed, ConfigError, D
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
 from allocator.producer.encoding import CODECS, TARGET_BYTES
-from allocator.producer.partitioner import Partitioner
+from allocator.producer.partitioner import Partitioner, as_number
 from allocator.producer.requests import ALL
 from allocator.producer.sender import TOO_LARGE, BatchSender, PartitionQueue, Pending
 from allocator.types import RecordMetadata, TopicPartition
@@ -138,7 +138,7 @@ class RecordWriter:
         if partitions is None:
             return None
         if self._choose is not None:
-            return self._choose(key, partitions)
+            return as_number(topic, "result of the partitioner", self._choose(key, partitions))
         return self._partitioner.choose(key, len(partitions))
 
     def append_now(
@@ -204,7 +204,7 @@ class RecordWriter:
         if partition is None:
             partition = self.choose(topic, key)
             assert partition is not None
-        at = TopicPartition(topic, partition)
+        at = TopicPartition(topic, as_number(topic, "partition", partition))
         await self._must_exist(at)
         return at
 

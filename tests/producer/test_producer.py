@@ -113,6 +113,8 @@ async def test_many_values_have_their_futures_in_order(
         (pa.array(data), pa.array(keys)),
         (pa.array(data).cast(pa.binary_view()), pa.chunked_array([keys[:9], keys[9:]], pa.binary())),
         (pa.array([each.decode() for each in data], pa.large_string()), None),
+        (pa.array(data), keys),
+        (data, pa.array(keys)),
     ]
     sent: list[tuple[Any, Any, RecordMetadata]] = []
     async with Producer(brokers=cluster.bootstrap, batch_bytes=3000) as producer:
@@ -128,6 +130,13 @@ async def test_many_values_have_their_futures_in_order(
             assert [at.offset for at in where] == list(range(where[0].offset, where[0].offset + len(data)))
         with pytest.raises(ValueError, match="2 values and 1 keys"):
             await producer.send_many(topic, [b"a", b"b"], [b"k"])
+        for some, own in ((2, 1), (2, 0), (1, 2), (100_000, 2)):
+            for convert in (pa.array, list):
+                with pytest.raises(ValueError, match=f"{some} values and {own} keys; pass a key for each value"):
+                    await producer.send_many(topic, pa.array([b"v"] * some), convert([b"k"] * own))
+        for wrong in (1.0, True):
+            with pytest.raises(TypeError, match=f"the partition is {wrong}"):
+                await producer.send_many(topic, pa.array(data), partition=wrong)
         with pytest.raises(TypeError, match=r"int64.*binary|the value is 1"):
             await producer.send_many(topic, pa.array([1, 2]))
     stored = await contents(cluster, topic)
@@ -177,6 +186,21 @@ async def test_serializers_and_the_partitioner_are_those_of_the_user(
     assert [row[2:4] for row in (await contents(kafka_cluster, topic))[0]] == [(b"l", b"[1]")]
 
 
+@pytest.mark.parametrize("chosen", [1.0, True, None, "1"])
+async def test_a_partitioner_that_returns_no_number_fails_this_call_alone(
+    chosen: Any, kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 2)
+    async with Producer(
+        brokers=kafka_cluster.bootstrap, partitioner=lambda key, _: chosen if key == b"wrong" else 1
+    ) as producer:
+        for _ in range(2):
+            with pytest.raises(TypeError, match=f"{topic}: the result of the partitioner is {chosen!r}"):
+                await producer.send(topic, b"v", b"wrong")
+            assert (await producer.send_and_wait(topic, b"good")).partition == 1
+        assert not producer.has_failed
+
+
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -190,6 +214,8 @@ async def test_serializers_and_the_partitioner_are_those_of_the_user(
         ({"value": b"v", "timestamp": -1}, ConfigError, "timestamp is -1; pass milliseconds"),
         ({"value": b"v", "timestamp": 1 << 63}, ConfigError, "timestamp"),
         ({"value": b"v", "timestamp": 1.5}, ConfigError, "timestamp is 1.5"),
+        ({"value": b"v", "partition": 0.0}, TypeError, r"the partition is 0\.0; a partition is an int"),
+        ({"value": b"v", "partition": False}, TypeError, "the partition is False; a partition is an int"),
         ({"value": b"v", "partition": 9}, DeliveryFailed, ":9 did not acknowledge 1 record.*the topic has 1 partition"),
     ],
 )

@@ -98,7 +98,8 @@ class TenureTransactions:
             await self._begin()
 
     async def _begin(self) -> None:
-        if not self._confirmed:
+        _must_last(self.tenure)  # a former owner must not fence the next one
+        if not self._confirmed or self._writer.in_doubt:
             await self._writer.open()
             await self._offsets.confirm(self.tenure, self._tried)
             self._confirmed, self._tried = True, None
@@ -125,7 +126,7 @@ class TenureTransactions:
             try:
                 await self._offsets.commit_with(self.tenure, offset, send)
             except TooLargeForTopic:
-                self._confirmed = not self._writer.in_doubt
+                self._confirmed = True
                 raise
             except BrokerError as error:
                 if error.code in OVER:
@@ -137,7 +138,7 @@ class TenureTransactions:
                 await self._until_applied(offset.offset)
             except AllocatorError:
                 return  # it is committed; `begin` makes sure of the rest
-            self._confirmed, self._tried = not self._writer.in_doubt, None
+            self._confirmed, self._tried = True, None
 
     async def _until_applied(self, offset: int) -> None:
         """Returns once the coordinator of the group has applied the offset, so that it cannot confuse this transaction

@@ -59,7 +59,7 @@ class GroupOffset(NamedTuple):
     group: str
     partition: TopicPartition
     offset: OffsetAndMetadata
-    refusal: Callable[[], Optional[BrokerError]]
+    refusal: Callable[[], Optional[AllocatorError]]
     """Returns why the transaction may not be committed (any more). Called just before."""
 
 
@@ -92,15 +92,23 @@ class TransactionalWriter:
         self._codec = CODECS[compression]
         self._coordinator = Coordinator(client, name, client.retry_backoff_s, for_transactions=True)
         self._sender: BatchSender[_Batch] = BatchSender(
-            client, refused=self._refused, request_timeout_s=client.request_timeout_s, transactional_id=name
+            client, refused=self._refused, request_timeout_s=timeout_s / 2, transactional_id=name
         )
         self._identity: tuple[int, int] | None = None
         self._ended = -1, -1
         """The identity of the last commit."""
-        self.in_doubt = False
-        """Whether a request had no response since `open`. It may still arrive, and become part of a later transaction
-        unless `open` is called before."""
+        self._unanswered = 0
+        """Requests to coordinators that had no response (yet) since `open`."""
         self._too_large: TooLargeForTopic | None = None
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a request of this epoch had no response, timed out or was cancelled. It may still arrive.
+
+        After the end of its transaction it would become part of the next one, or of one that never ends. Only a new
+        epoch makes the brokers refuse it: `open`.
+        """
+        return bool(self._unanswered) or self._sender.in_doubt
 
     async def open(self) -> None:
         """Makes this process the only writer with its name. Raises BrokerError, ConfigError for brokers before 0.11."""
@@ -109,7 +117,7 @@ class TransactionalWriter:
             raise ConfigError(f"transactions need brokers of Kafka 0.11 or newer; these are {name}")
         request = init_request(self._name, self._timeout_s)
         response = await self._request(request, lambda response: response.error_code)
-        self.in_doubt = False  # an earlier request that arrives now is refused, for its epoch is over
+        self._unanswered = 0  # an earlier request that arrives now is refused, for its epoch is over
         self._sender.drop(list(self._sender.queues))
         self._identity = self._sender.identity = response.producer_id, response.producer_epoch
 
@@ -119,6 +127,12 @@ class TransactionalWriter:
         Splits a batch that a topic does not accept. After an error nothing is written, unless the response to the
         commit was lost. After an error other than TooLargeForTopic, call `open` before the next write.
         """
+        if self.in_doubt and self._identity is not None:
+            producer, epoch = self._identity
+            await self.open()
+            if self._identity != (producer, epoch + 1):  # each `open` adds 1
+                self._identity = None
+                raise BrokerError(f"another process may have written as {self._name!r} meanwhile", retriable=True)
         await self.commit(records)
         await self.settle()
 
@@ -137,6 +151,8 @@ class TransactionalWriter:
                 await self._produce(records)
             if offset is not None:
                 await self._add_offset(offset, identity)
+                if self.in_doubt:  # a commit has no sequence number, so the group would take a late one
+                    raise BrokerError("a request of the transaction had no response", retriable=True)
         except TooLargeForTopic:
             await self._end(identity, commit=False)
             # the brokers acknowledged or refused each batch, so the next sequence numbers are known
@@ -195,6 +211,8 @@ class TransactionalWriter:
         where = f"{partition.topic}:{partition.partition}"
         if error.code not in TOO_LARGE:
             raise error if error.code is None else self._refusal(error.code, where)
+        if queue.in_doubt:  # only a new epoch makes sure that the sequence numbers are known
+            raise BrokerError(f"{where}: a batch is refused, and may be written: {error}", retriable=True)
         refused = queue.pending[0].batch
         half = refused.records // 2
         if half:
@@ -234,9 +252,8 @@ class TransactionalWriter:
             raise refusal
 
     async def _abort(self, identity: tuple[int, int]) -> None:
-        if any(queue.unanswered for queue in self._sender.queues.values()):
-            # a request that arrives after the end of its transaction would stay open for ever, unless its epoch is over
-            await self.open()
+        if self.in_doubt:
+            await self.open()  # which aborts the transaction, and its late requests
             self._identity = None
         else:
             await self._end(identity, commit=False)
@@ -259,16 +276,19 @@ class TransactionalWriter:
         coordinator = coordinator or self._coordinator
         backoff = Backoff(FIRST_PAUSE_S, self._client.retry_backoff_s)
         while True:
+            self._unanswered += 1
             try:
                 response = await coordinator.send(request, deadline, self._client.request_timeout_s)
+            except BrokerError as failed:
+                error = failed
+            else:
+                self._unanswered -= 1
                 code = code_of(response)
                 if not code:
                     return response
                 error = self._refusal(code, f"transaction {self._name!r}")
                 if reaction_to(code, {}) is Reaction.REFIND:
                     coordinator.forget()
-            except BrokerError as failed:
-                error, self.in_doubt = failed, True
             if not error.retriable or time.monotonic() > deadline:
                 raise error
             await asyncio.sleep(backoff.next())

@@ -1,7 +1,10 @@
 """A model of transactions by partition: owners that take any step at any time, and requests that arrive late or never.
 
 One partition with `INPUTS` records. An owner may begin, freeze and continue at any time: no rule of the model says
-which owner is the right one, so the transactional id alone has to keep them apart.
+which owner is the right one, so the transactional id alone has to keep them apart. Three brokers have the state: the
+coordinator of transactions, the leader of the results and the coordinator of the group. Each knows the epochs of the
+requests and markers that it has got, so a broker without a marker of an epoch accepts late requests of the one before.
+These are brokers before 3.6; later ones ask the coordinator of transactions first.
 """
 
 from __future__ import annotations
@@ -11,19 +14,23 @@ from typing import NamedTuple, Optional
 
 INPUTS, OWNERS, EPOCHS = 2, 2, 3
 LATE = 1  # requests under way for which nobody waits
-FENCES, COMPARES, APPLIED, REREADS, RESOLVES, RENEWS = RULES = (
+FENCES, COMPARES, APPLIED, REREADS, RESOLVES, RENEWS, ABORTS, WHOLE, ONLY = RULES = (
     "a new owner begins a new epoch",
     "the committed offset is compared once the new epoch has begun",
     "the comparison waits for offsets that are committed and not applied",
-    "after a failure, the records in hand are read again",
+    "after a failure, also of the begin, the records in hand are read again",
     "after an unknown outcome, a new epoch and a comparison come first",
     "after a request without a response, a new epoch and a comparison come first",
+    "a transaction with a request without a response is aborted by a new epoch",
+    "a transaction with an offset request without a response is not committed",
+    "each offset is committed in a transaction, from the first one on",
 )
-AFTER = {"init": "compare", "results": "offset", "offset": "end", "end": "results"}
+# `add` stands for AddPartitionsToTxn and AddOffsetsToTxn, which go to the same coordinator
+AFTER = {"init": "compare", "add": "results", "results": "offset", "offset": "end", "end": "add", "abort": "init"}
 
 
 class Request(NamedTuple):
-    kind: str  # one of AFTER
+    kind: str  # one of AFTER, or a `plain` commit
     epoch: int
     first: int = 0  # the record whose result it writes, or after which it commits
 
@@ -35,14 +42,18 @@ class Owner(NamedTuple):
     known: int = 0  # the committed offset that it knows
     epoch: int = -1
     doubt: bool = False  # a request of this epoch had no response
+    offset_doubt: bool = False  # a commit of this transaction had none
 
 
 class State(NamedTuple):
-    epoch: int = 0
+    epoch: int = 0  # at the coordinator of transactions
+    active: bool = False  # whether a transaction is open there
+    ended: str = ""  # how the last transaction of the epoch ended
+    leader: int = 0  # the epoch that the leader of the results knows
     seen: frozenset[int] = frozenset()  # the records whose results the leader has got in this epoch
-    open: frozenset[int] = frozenset()  # the results of the open transaction
-    pending: Optional[int] = None  # its offset
-    ended: bool = False  # whether the last transaction of the epoch was committed
+    open: frozenset[int] = frozenset()  # the results that no marker has ended
+    group: int = 0  # the epoch that the coordinator of the group knows
+    pending: Optional[int] = None  # the offset that no marker has ended
     committed: int = 0  # the offset that a fetch returns
     unapplied: Optional[int] = None  # an offset that is committed and not applied
     results: tuple[int, ...] = (0,) * INPUTS  # how many results of each record are committed
@@ -59,6 +70,10 @@ def unsafe(state: State) -> str:
         return "a record without a result is committed"
     if any(state.results[committed:]):
         return "a result is there before its record is committed"
+    if not state.active and state.open:
+        return "a result is open that no transaction ends, so readers of committed records stand still"
+    if not state.active and state.pending is not None:
+        return "an offset is pending that no transaction ends, so every new owner stands still"
     return ""
 
 
@@ -72,6 +87,10 @@ def steps(state: State, broken: str = "") -> Iterator[tuple[str, State]]:
         new = Owner("init", position=state.committed, known=state.committed)
         for after in forgotten(state, owner):
             yield f"{at} begins", changed(after, at, new)
+            if broken == ONLY:  # it commits again what it knows, as for an idle partition
+                plain = Request("plain", -1, state.committed)
+                if len(after.late) < LATE and state.committed:
+                    yield f"{at} begins and sends {plain}", changed(after._replace(late=after.late | {plain}), at, new)
         if owner.asks is not None:
             accepted, after = handled(state, owner.asks, fences=broken != FENCES)
             yield f"{at} {owner.asks}", changed(after, at, answered(after, owner, accepted, broken))
@@ -79,14 +98,15 @@ def steps(state: State, broken: str = "") -> Iterator[tuple[str, State]]:
                 yield f"{at} gives up {owner.asks}", changed(after, at, failed(owner, broken, no_response=True))
             if len(state.late) < LATE:
                 again = state._replace(late=state.late | {owner.asks})
-                yield f"{at} sends again {owner.asks}", changed(again, at, owner._replace(doubt=True))
+                repeats = owner._replace(doubt=True, offset_doubt=owner.offset_doubt or owner.asks.kind == "offset")
+                yield f"{at} sends again {owner.asks}", changed(again, at, repeats)
         elif owner.step == "compare":
-            if state.unapplied is None or broken == APPLIED:
+            if (state.unapplied is None and state.pending is None) or broken == APPLIED:
                 found = owner.known if broken == COMPARES else state.committed
                 position = owner.position if found == owner.known else found
                 yield (
                     f"{at} compares",
-                    changed(state, at, owner._replace(step="results", position=position, known=found)),
+                    changed(state, at, owner._replace(step="add", position=position, known=found)),
                 )
         elif owner.step in AFTER and (state.epoch < EPOCHS if owner.step == "init" else owner.position < INPUTS):
             request = Request(owner.step, owner.epoch, owner.position)
@@ -107,11 +127,15 @@ def forgotten(state: State, owner: Owner) -> Iterator[State]:
 
 def failed(owner: Owner, broken: str, *, no_response: bool) -> Owner:
     assert owner.asks is not None
-    position = owner.position
-    if broken == REREADS and owner.asks.kind != "init":
+    position, kind = owner.position, owner.asks.kind
+    if broken == REREADS:
         position = min(INPUTS, position + 1)
-    goes_on = broken == RESOLVES and no_response and owner.asks.kind == "end"
-    return owner._replace(step="results" if goes_on else "init", asks=None, position=position)
+    step = "init"  # which also aborts the transaction
+    if no_response and broken == RESOLVES and kind == "end":
+        step = "add"
+    elif no_response and broken == ABORTS and kind in ("results", "offset"):
+        step = "abort"
+    return owner._replace(step=step, asks=None, position=position, doubt=owner.doubt or no_response)
 
 
 def answered(state: State, owner: Owner, accepted: bool, broken: str) -> Owner:
@@ -121,30 +145,60 @@ def answered(state: State, owner: Owner, accepted: bool, broken: str) -> Owner:
         return failed(owner, broken, no_response=False)
     kind = owner.asks.kind
     if kind == "init":
-        return owner._replace(step="compare", asks=None, epoch=state.epoch, doubt=False)
+        return owner._replace(step="compare", asks=None, epoch=state.epoch, doubt=False, offset_doubt=False)
+    if kind == "offset" and owner.offset_doubt and broken != WHOLE:
+        return owner._replace(step="init", asks=None)
     if kind == "end":
         end = owner.position + 1
-        step = "init" if owner.doubt and broken != RENEWS else "results"
-        return owner._replace(step=step, asks=None, position=end, known=end)
+        step = "init" if owner.doubt and broken != RENEWS else "add"
+        return owner._replace(step=step, asks=None, position=end, known=end, offset_doubt=False)
     return owner._replace(step=AFTER[kind], asks=None)
 
 
 def handled(state: State, request: Request, *, fences: bool = True) -> tuple[bool, State]:
-    """Whether the coordinator and the leader accept the request, and the state afterwards."""
+    """Whether the brokers accept the request, and the state afterwards."""
     kind, epoch, first = request
-    if kind == "init":  # aborts the open transaction
+    if kind == "plain":
+        return True, state._replace(committed=first, unapplied=None)
+    if kind == "results":  # the leader
+        if epoch < state.leader:
+            return False, state
+        seen = state.seen if epoch == state.leader else frozenset()
+        if first in seen:  # by its sequence number
+            return True, state
+        return True, state._replace(leader=epoch, seen=seen | {first}, open=state.open | {first})
+    if kind == "offset":  # the coordinator of the group
+        if epoch < state.group:
+            return False, state
+        return True, state._replace(group=epoch, pending=first + 1)
+    if kind == "init":
         epoch = state.epoch + 1 if fences else max(state.epoch, 1)
-        return True, state._replace(epoch=epoch, seen=frozenset(), open=frozenset(), pending=None, ended=False)
+        if state.active:  # the markers have the new epoch
+            state = marked(state, epoch, commit=False)
+        return True, state._replace(epoch=epoch, ended="")
     if epoch != state.epoch:
         return False, state
-    if kind == "results":
-        if first in state.seen:  # by its sequence number
-            return True, state
-        return True, state._replace(seen=state.seen | {first}, open=state.open | {first}, ended=False)
-    if kind == "offset":
-        return True, state._replace(pending=first + 1, ended=False)
-    if not state.open and state.pending is None:
-        return state.ended, state  # the commit is repeated, or there is nothing to commit
-    results = tuple(count + (number in state.open) for number, count in enumerate(state.results))
-    unapplied = state.unapplied if state.pending is None else state.pending
-    return True, state._replace(open=frozenset(), pending=None, ended=True, unapplied=unapplied, results=results)
+    if kind == "add":
+        return True, state._replace(active=True, ended="")
+    if not state.active:
+        return state.ended == kind, state  # the end is repeated, or there is nothing to end
+    return True, marked(state, epoch, commit=kind == "end")._replace(ended=kind)
+
+
+def marked(state: State, epoch: int, *, commit: bool) -> State:
+    """The leader and the coordinator of the group get markers."""
+    results, unapplied = state.results, state.unapplied
+    if commit:
+        results = tuple(count + (number in state.open) for number, count in enumerate(results))
+        unapplied = unapplied if state.pending is None else state.pending
+    seen = state.seen if epoch == state.leader else frozenset[int]()
+    return state._replace(
+        active=False,
+        leader=epoch,
+        seen=seen,
+        open=frozenset(),
+        group=epoch,
+        pending=None,
+        unapplied=unapplied,
+        results=results,
+    )

@@ -19,7 +19,7 @@ from allocator.core.client import ErrorCode, KafkaClient
 from allocator.core.consumer import ConsumerBase, TransactionalCommits, fenced
 from allocator.core.subscription import Phase, TopicPartitionState
 from allocator.core.text import partition_names
-from allocator.errors import AllocatorError, BrokerError, ConfigError, IllegalState, NotOwned
+from allocator.errors import AllocatorError, BrokerError, ConfigError, IllegalState
 from allocator.producer.transaction import REPLACED, GroupOffset, NewRecord, TooLargeForTopic, TransactionalWriter
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -98,7 +98,7 @@ class TenureTransactions:
             await self._begin()
 
     async def _begin(self) -> None:
-        _must_last(self.tenure)  # a former owner must not fence the next one
+        must_last(self.tenure)  # a former owner must not fence the next one
         if not self._confirmed or self._writer.in_doubt:
             await self._writer.open()
             await self._offsets.confirm(self.tenure, self._tried)
@@ -117,7 +117,7 @@ class TenureTransactions:
                 return
             self._confirmed, self._tried = False, offset
 
-            async def send(to_send: OffsetAndMetadata, refusal: Callable[[], BrokerError | None]) -> None:
+            async def send(to_send: OffsetAndMetadata, refusal: Callable[[], AllocatorError | None]) -> None:
                 to_commit = GroupOffset(
                     self._core.commits.offsets.coordinator, self._group, self.tenure.partition, to_send, refusal
                 )
@@ -167,11 +167,16 @@ class Transaction:
         self._tenure: TopicPartitionState
 
     async def __aenter__(self) -> Transaction:
-        """Raises IllegalState unless the records in hand are of one partition, NotOwned if it was lost, and a retriable
-        Fenced if a former owner has committed them, so that other records have to be read."""
+        """Raises IllegalState unless the records in hand are of one partition, and a retriable Fenced if it was lost
+        or a former owner has committed them, so that other records have to be read."""
         self._tenure = tenure = self._in_hand()
-        await self._transactions.of(tenure).begin()
         self._moves = tenure.moves
+        try:
+            self._of_tenure = self._transactions.of(tenure)
+            await self._of_tenure.begin()
+        except BaseException:
+            self._hand_back()
+            raise
         return self
 
     def _in_hand(self) -> TopicPartitionState:
@@ -179,6 +184,8 @@ class Transaction:
         if core.processor is not None:
             raise IllegalState("process() has the records in hand; return Produce with results='exactly-once' there")
         tenures = core.state.reader.tenures
+        if not tenures and core.state.reader.was_moved:
+            raise fenced("the consumer was moved from the records in hand by a seek; request the next records")
         if len(tenures) != 1:
             names = partition_names([each.partition for each in tenures]) or "none"
             raise IllegalState(
@@ -187,7 +194,7 @@ class Transaction:
             )
         (tenure,) = tenures
         assert isinstance(tenure, TopicPartitionState)
-        _must_last(tenure)
+        must_last(tenure)
         return tenure
 
     async def send(
@@ -213,35 +220,40 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tenure, core = self._tenure, self._transactions.core
         committed = False
 
         def finish() -> None:
             nonlocal committed
             committed = True
-            core.state.reader.finish_of(tenure)
+            self._transactions.core.state.reader.finish_of(self._tenure)
 
         try:
             if error is None:
-                await self._transactions.of(tenure).commit(self._records, self._offset, finish)
+                await self._of_tenure.commit(self._records, self._offset, finish)
         finally:
-            if not committed and tenure.phase is not Phase.ENDED and tenure.position is not None:
-                tenure.hand_back()
-                core.fetcher.wake()
+            if not committed:
+                self._hand_back()
+
+    def _hand_back(self) -> None:
+        tenure = self._tenure
+        if tenure.phase is not Phase.ENDED and tenure.position is not None:
+            tenure.hand_back()
+            self._transactions.core.fetcher.wake()
 
     def _offset(self) -> OffsetAndMetadata:
         tenure = self._tenure
-        _must_last(tenure)
+        must_last(tenure)
         offset = tenure.to_commit(delivered=True) if tenure.moves == self._moves else None
         if offset is None:
-            raise IllegalState(
+            raise fenced(
                 f"{tenure.partition.topic}:{tenure.partition.partition}: nothing is written, because the consumer was "
                 "moved from the records in hand by a seek or a commit during the transaction; request the next records"
             )
         return offset
 
 
-def _must_last(tenure: TopicPartitionState) -> None:
+def must_last(tenure: TopicPartitionState) -> None:
+    """Raises a retriable Fenced if the tenure has ended."""
     if tenure.phase is Phase.ENDED:
         topic, partition = tenure.partition
-        raise NotOwned(f"{topic}:{partition} was lost since its records were read; request the next records")
+        raise fenced(f"{topic}:{partition} was lost since its records were read; request the next records")

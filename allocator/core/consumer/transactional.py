@@ -8,14 +8,14 @@ from typing import Optional
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.commits import CommitCall, Commits
-from allocator.core.errors import BrokerError, Fenced
+from allocator.core.errors import AllocatorError, BrokerError, Fenced
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.subscription.done import done_of
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
-Refusal = Callable[[], Optional[BrokerError]]
+Refusal = Callable[[], Optional[AllocatorError]]
 
 # Brokers before 2.5 do not tell that the offsets of a committed transaction are not applied yet. Seconds until they
 # count as applied. Higher: a partition starts later; lower: a coordinator under load may take longer
@@ -71,10 +71,13 @@ class TransactionalCommits:
         to_send = call.note(self._commits.metadata.added({partition: offset}), {partition: offset})[partition]
         await self._commits.until_decided(lambda: self._state.is_in_doubt(partition))
 
-        def refusal() -> BrokerError | None:
-            if self._state.assignment.get(partition) is not tenure:
-                return BrokerError("this member has lost it since")
-            return call.refusals([partition]).get(partition)
+        def refusal() -> AllocatorError | None:
+            lasts = self._state.assignment.get(partition) is tenure
+            lost = BrokerError("this member has lost it since")
+            why = call.refusals([partition]).get(partition) if lasts else lost
+            if why is None or why.retriable:
+                return why
+            return fenced(f"{partition.topic}:{partition.partition}: nothing is committed: {why}")
 
         text = self._commits.offsets.text(to_send.metadata or "")
         await send(to_send._replace(metadata=text), refusal)

@@ -432,6 +432,11 @@ class ReaderHolds:
         """The tenures of which the reader has records, except those that were replaced by a seek."""
         return frozenset(hold.tenure for hold in self._holds if not hold.void)
 
+    @property
+    def was_moved(self) -> bool:
+        """Whether the reader has only records that were replaced by a seek."""
+        return bool(self._holds) and not self.tenures
+
     def note_outlived(self, hold: ReaderHold) -> None:
         if hold.busy:
             self._outlived.append(hold)

@@ -57,6 +57,7 @@ class Consumer(ConsumerBase):
     security               TLS and SASL to Kafka, under kafka-python's names
     sink                   stores the offsets in your database (`allocator.sinks`): the group starts at its offsets. The
                            consumer still commits to Kafka, for tools that show the lag
+    transactions           a `Producer`: all offsets are committed in its transactions (`Producer.transaction`)
     """
 
     async def process(
@@ -94,8 +95,8 @@ class Consumer(ConsumerBase):
                 await consumer.process(bill, ordering="key", concurrency=100, dead_letter_topic="orders.failed")
 
         If the handler returns a `Produce`, or a list of them, these records are written before its record is done, or
-        with `results="exactly-once"` in a transaction with its offset. If a record cannot be written, the handler has
-        failed.
+        with `results="exactly-once"` in a transaction with its offset, for which the consumer needs `transactions`. If
+        a record cannot be written, the handler has failed.
 
         When this call is cancelled, it first drains for at most `drain_timeout_s` and commits. Afterwards the consumer
         still owns its partitions, and reading continues at the first record that is not done. If a call of the handler

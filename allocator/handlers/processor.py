@@ -28,7 +28,7 @@ from typing import Any
 
 from allocator.core.aio import Reminder, within
 from allocator.core.consumer import ConsumerBase, RecordCommands
-from allocator.errors import AllocatorError, Closed, CommitFailed, HandlerCutOff
+from allocator.errors import AllocatorError, Closed, CommitFailed, ConfigError, HandlerCutOff
 from allocator.handlers.admission import InHandBytes, Work
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.failures import Failures
@@ -236,7 +236,13 @@ class Processor:
                     'ordering "%s" does not hold for records in retry topics: later records overtake them',
                     self._handling.ordering,
                 )
-        if self._work.results.exactly_once:
+        if self._work.results.exactly_once and member.commits.transact is None:
+            if member.started:
+                raise ConfigError(
+                    f'results="exactly-once": the consumer of group {member.group!r} may have committed outside of '
+                    "transactions, and such a commit that arrives late would repeat results; create it with "
+                    "transactions=<a Producer>"
+                )
             member.commits.transact = self._work.results.commit_offset
         member.process_with(self, self._handling.commit_interval_s)
         if retries is not None:

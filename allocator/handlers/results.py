@@ -50,7 +50,8 @@ def produced(result: Any, name: str) -> Sequence[Produce]:
 
 
 class Results:
-    """The producer of one processor. It connects when the first record is written."""
+    """The producer of one processor: that of the consumer (`transactions`), or one that connects when the first record
+    is written."""
 
     def __init__(self, consumer: ConsumerBase, *, exactly_once: bool) -> None:
         self._consumer = consumer
@@ -60,6 +61,9 @@ class Results:
         self._producer: Producer | None = None
 
     async def producer(self) -> Producer:
+        given: Optional[Producer] = self._consumer._transactions
+        if given is not None:
+            return given
         # Python 3.9 binds a lock to the loop that is current when the lock is created
         self._opening = self._opening or asyncio.Lock()
         async with self._opening:

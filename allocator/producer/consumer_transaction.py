@@ -30,12 +30,11 @@ Choose = Callable[[], Optional[OffsetAndMetadata]]
 
 
 class ConsumerTransactions:
-    """The transactions of one consumer, which commits its offsets only in them from now on.
+    """The transactions of one consumer with a `Producer`. Raises ConfigError for a consumer without offsets in
+    Kafka."""
 
-    `client`: that of the producer. Raises ConfigError for a consumer whose commits could bypass the transactions.
-    """
-
-    def __init__(self, client: KafkaClient, consumer: ConsumerBase, timeout_s: float, compression: str) -> None:
+    def __init__(self, producer: Any, consumer: ConsumerBase) -> None:
+        self.producer = producer
         self.core = core = consumer._member
         group, offsets = core.group, core.choice.config.storage
         if group is None or offsets != "kafka" or core.sink is not None:
@@ -44,31 +43,34 @@ class ConsumerTransactions:
                 f"offsets={offsets!r} and {'no' if core.sink is None else 'a'} sink; give it a group and "
                 "offsets='kafka'"
             )
-        clusters = client.metadata.cluster_id, core.client.metadata.cluster_id
-        if clusters[0] != clusters[1]:
-            raise ConfigError(
-                f"a transaction cannot span two clusters: the producer writes to {clusters[0]!r}, and the consumer "
-                f"reads {clusters[1]!r}; give both the same brokers"
-            )
         self.offsets = TransactionalCommits(core.commits, core.client, core.state, core.fetcher)
-        self._client = client
         self._group = group
-        self._writing: dict[str, Any] = {"timeout_s": timeout_s, "compression": compression}
         self._tenures: dict[TopicPartition, TenureTransactions] = {}
-        core.commits.transact = self.commit_offset
 
     def of(self, tenure: TopicPartitionState) -> TenureTransactions:
-        """Returns the transactions of a tenure."""
+        """Returns the transactions of a tenure. Raises ConfigError if the producer writes to another cluster."""
         found = self._tenures.get(tenure.partition)
         if found is None or found.tenure is not tenure:
+            client: KafkaClient = self.producer._client
+            clusters = client.metadata.cluster_id, self.core.client.metadata.cluster_id
+            if clusters[0] != clusters[1]:
+                raise ConfigError(
+                    f"a transaction cannot span two clusters: the producer writes to {clusters[0]!r}, and the consumer "
+                    f"reads {clusters[1]!r}; give both the same brokers"
+                )
             # no part of a topic name has a colon, so the ids of two groups differ
             name = f"{self._group}:{tenure.partition.topic}:{tenure.partition.partition}"
-            writer = TransactionalWriter(self._client, name, **self._writing)
-            found = self._tenures[tenure.partition] = TenureTransactions(self, tenure, writer, self._group)
+            writing = {each: self.producer._writing[each] for each in ("timeout_s", "compression")}
+            writer = TransactionalWriter(client, name, **writing)
+            found = TenureTransactions(self, tenure, writer, self._group)
+            owned = self.core.state.assignment
+            kept = {each: old for each, old in self._tenures.items() if owned.get(each) is old.tenure}
+            self._tenures = {**kept, tenure.partition: found}
         return found
 
     async def commit_offset(self, partition: TopicPartition, choose: Choose) -> None:
-        """Commits the chosen offset without results. Raises AllocatorError."""
+        """Commits the chosen offset without results. Raises AllocatorError, such as Closed if the producer is."""
+        self.producer._open_writer()
         tenure = self.core.state.assignment.get(partition)
         if tenure is not None:
             await self.of(tenure).commit({}, choose, lambda: None)
@@ -158,8 +160,7 @@ class Transaction:
     and the consumer reads the records in hand again.
     """
 
-    def __init__(self, producer: Any, transactions: Any) -> None:
-        self._producer = producer
+    def __init__(self, transactions: Any) -> None:
         self._transactions: ConsumerTransactions = transactions
         self._records: dict[TopicPartition, list[NewRecord]] = defaultdict(list)
         self._held = 0
@@ -208,11 +209,12 @@ class Transaction:
     ) -> None:
         """Adds a record, with the arguments of `Producer.send`. Raises the same errors, and IllegalState if the records
         of the transaction have more than `buffer_bytes`."""
-        at, record = await self._producer._placed(topic, value, key, partition, timestamp, headers)
+        producer = self._transactions.producer
+        at, record = await producer._placed(topic, value, key, partition, timestamp, headers)
         self._held += record.size
-        if self._held > self._producer.buffer_bytes:
+        if self._held > producer.buffer_bytes:
             raise IllegalState(
-                f"{topic}: the results of one transaction have more than buffer_bytes={self._producer.buffer_bytes}; "
+                f"{topic}: the results of one transaction have more than buffer_bytes={producer.buffer_bytes}; "
                 "raise it, or read fewer records at a time, with getone() or a smaller prefetch_bytes"
             )
         self._records[at].append(record)

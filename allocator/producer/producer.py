@@ -194,7 +194,7 @@ class Producer:
         """
         writer = self._writer
         if writer is None or self._loop is not asyncio.get_running_loop():
-            writer = self._live()
+            writer = self._open_writer()
         key, value = self._checked(topic, key, value, timestamp, headers)
         if partition is None:
             partition = writer.choose(topic, key)
@@ -242,7 +242,7 @@ class Producer:
 
         If it is cancelled while it waits for the acknowledgement, the record is still sent.
         """
-        awaited = self._live().awaited
+        awaited = self._open_writer().awaited
         future = await self.send(topic, value, key, partition, timestamp, headers)
         awaited.add(future)
         try:
@@ -267,7 +267,7 @@ class Producer:
         compiled encoder, no Python object is created for a key or a value. If `send_many` raises or is cancelled, the
         first records may be written.
         """
-        writer = self._live()
+        writer = self._open_writer()
         serialized = any(function is not None for function in self._serializers)
         check_topic(topic)
         if partition is not None:
@@ -297,12 +297,12 @@ class Producer:
         Raises DeliveryFailed if records have failed since the last call. Its `records` counts them, and its `partition`
         is that of the first. A failure that `send_and_wait` has raised does not count.
         """
-        await self._live().flush()
+        await self._open_writer().flush()
 
     async def partitions_for(self, topic: str) -> tuple[int, ...]:
         """Returns the partitions of a topic, in ascending order. Raises TopicNotFound as `send` does."""
         check_topic(topic)
-        return await self._live().find(topic)
+        return await self._open_writer().find(topic)
 
     def transaction(self, consumer: Any) -> Transaction:
         """Returns a transaction of what is sent in it and of the offset of a `Consumer` after its records in hand.
@@ -318,17 +318,19 @@ class Producer:
         reads the records in hand again. Continue after errors that are `retriable`.
 
         The transactional id of a partition is `<group>:<topic>:<partition>`. Needs brokers from 0.11. Raises
-        ConfigError if the consumer commits by itself (set `auto_commit_interval_s=None`), or elsewhere than in Kafka.
+        ConfigError unless the consumer was created with `transactions=` this producer, which then commits all its
+        offsets in transactions.
         """
-        self._live()
+        self._open_writer()
         if not isinstance(consumer, ConsumerBase):
             raise TypeError(f"a transaction takes a Consumer, not {shown(consumer)}")
-        if consumer._member.commits.are_automatic:
+        found = self._transactions.get(consumer)
+        if found is None or consumer._member.commits.transact != found.commit_offset:
             raise ConfigError(
-                f"the consumer of group {consumer.group!r} commits offsets by itself, also of records whose results "
-                "are not written; give it auto_commit_interval_s=None"
+                f"the consumer of group {consumer.group!r} may commit outside of transactions, and such a commit that "
+                "arrives late would repeat results; create it with transactions=<this producer>"
             )
-        return Transaction(self, self._transactions_of(consumer))
+        return Transaction(found)
 
     @property
     def has_failed(self) -> bool:
@@ -337,12 +339,21 @@ class Producer:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    def _commits_of(self, consumer: ConsumerBase) -> ConsumerTransactions:
+        """Returns what commits the offsets of a consumer with `transactions=` this producer. Raises ConfigError."""
+        transactions = self._transactions_of(consumer)
+        if consumer._member.commits.are_automatic:
+            raise ConfigError(
+                f"the consumer of group {consumer.group!r} commits offsets by itself, also of records whose results "
+                "are not written; give it auto_commit_interval_s=None"
+            )
+        return transactions
+
     def _transactions_of(self, consumer: ConsumerBase) -> ConsumerTransactions:
         """Returns the transactions of a consumer."""
         found = self._transactions.get(consumer)
         if found is None:
-            writing = self._writing["timeout_s"], self._writing["compression"]
-            found = self._transactions[consumer] = ConsumerTransactions(self._client, consumer, *writing)
+            found = self._transactions[consumer] = ConsumerTransactions(self, consumer)
         return found
 
     async def _placed(
@@ -355,13 +366,13 @@ class Producer:
         headers: Sequence[tuple[str, bytes | None]],
     ) -> tuple[TopicPartition, NewRecord]:
         """Returns a record for a transaction, and its partition. Raises the errors of `send`."""
-        writer = self._live()
+        writer = self._open_writer()
         key, value = self._checked(topic, key, value, timestamp, headers)
         check_topic(topic)
         at = await writer.place(topic, key, partition)
         return at, NewRecord(key, value, wall_ms() if timestamp is None else timestamp, headers)
 
-    def _live(self) -> RecordWriter:
+    def _open_writer(self) -> RecordWriter:
         if self._loop is not asyncio.get_running_loop():
             self._must_be_here()
         if self._writer is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -38,6 +39,16 @@ async def until_written(here: Two, count: int, topic: str | None = None) -> list
     return found
 
 
+@contextlib.asynccontextmanager
+async def reader(here: Two, mode: str) -> AsyncIterator[Consumer]:
+    if mode == "exactly-once":
+        async with here.owner(0, 1) as (_, consumer):
+            yield consumer
+    else:
+        async with here.consumer(0, 1, auto_commit_interval_s=5.0) as consumer:
+            yield consumer
+
+
 async def process(consumer: Consumer, handler: Callable[[Record], Any], until: Any, **options: Any) -> Any:
     processing = asyncio.ensure_future(consumer.process(handler, **options))
     found = asyncio.ensure_future(until)
@@ -59,7 +70,7 @@ async def test_results_are_written_in_the_order_of_each_key(mode: str, ordering:
         await asyncio.sleep(0.001 * (record.offset % 3))
         return [Produce(two.out, b"%s/%d" % (record.value, n), key=record.key, headers=[("n", b"1")]) for n in (0, 1)]
 
-    async with two.consumer(0, 1, auto_commit_interval_s=5.0) as consumer:
+    async with reader(two, mode) as consumer:
         wanted = until_written(two, 2 * COUNT)
         written = await process(consumer, handle, wanted, results=mode, ordering=ordering, commit_interval_s=0.2)
         ends = await consumer.end_offsets(consumer.assignment())
@@ -81,7 +92,7 @@ async def test_plain_handlers_return_results_too(mode: str, workers: Any, two: T
     await fill(two)
     await asyncio.to_thread(two.cluster.create_topic, result_handlers.OUT, PARTITIONS)
     try:
-        async with two.consumer(0, 1) as consumer:
+        async with reader(two, mode) as consumer:
             await process(
                 consumer,
                 result_handlers.plain,
@@ -110,7 +121,7 @@ async def test_a_result_that_cannot_be_written_is_a_failure_of_the_handler(
         bad = {b"20": Produce(two.out, bytes(2_000_000)), b"30": Produce(two.out, b"", partition=77)}
         return bad.get(record.value, Produce(two.out, record.value, key=record.key))
 
-    async with two.consumer(0, 1) as consumer:
+    async with reader(two, mode) as consumer:
         await process(
             consumer,
             handle,
@@ -129,10 +140,16 @@ async def test_a_result_that_cannot_be_written_is_a_failure_of_the_handler(
     for value in written:
         by_key[int(value) % 7].append(int(value))
     assert all(each == sorted(each) for each in by_key.values())
-    async with two.consumer(0, 1) as consumer:
+    async with reader(two, mode) as consumer:
         consumer.seek((two.source, 0), 0)
         with pytest.raises(HandlerFailed, match="Produce and other values"):
             await consumer.process(lambda record: [Produce(two.out, b""), 1], results=mode)  # type: ignore[arg-type]
+
+
+async def test_a_consumer_that_may_have_committed_otherwise_is_refused(two: Two) -> None:
+    async with two.consumer(0) as consumer:
+        with pytest.raises(ConfigError, match="create it with transactions=<a Producer>"):
+            await consumer.process(print, results="exactly-once")
 
 
 def test_results_are_written_once_whatever_stops_their_process(walk: Callable[..., Walk]) -> None:
@@ -158,6 +175,3 @@ async def test_what_contradicts_exactly_once_is_named(two: Two) -> None:
             await consumer.process(print, results="exactly-once", retry_topics=["1s"], dead_letter_topic="x")
         with pytest.raises(ConfigError, match="results"):
             await consumer.process(print, results="twice")  # type: ignore[arg-type]
-    async with two.consumer(0, group=None) as consumer:
-        with pytest.raises(ConfigError, match="a transaction commits the offsets of a group to Kafka"):
-            await consumer.process(print, results="exactly-once")

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka.protocol.producer import EndTxnRequest
 
-from allocator import Consumer, Producer
-from allocator.errors import BrokerError, ConfigError, Fenced, IllegalState
-from allocator.testing import LocalCluster, wait_until_async
+from allocator import Consumer, Producer, ZooKeeper
+from allocator.core.client import KafkaClient
+from allocator.errors import BrokerError, Closed, ConfigError, Fenced, IllegalState
+from allocator.producer import NewRecord, TransactionalWriter
+from allocator.testing import FaultProxy, LocalCluster, wait_until_async
+from allocator.types import TopicPartition
 from tests.producer.witnesses import committed_values, committed_values_of_aiokafka
 
 HERE = Path(__file__).parent
@@ -240,6 +247,12 @@ class Two:
     def producer(self, **options: Any) -> Producer:
         return Producer(brokers=self.cluster.bootstrap, linger_s=0.0, **options)
 
+    @contextlib.asynccontextmanager
+    async def owner(self, *partitions: int, **options: Any) -> AsyncIterator[tuple[Producer, Consumer]]:
+        producer = self.producer(**options)
+        async with producer, self.consumer(*partitions, transactions=producer) as consumer:
+            yield producer, consumer
+
     async def fill(self, count: int, partition: int = 0) -> None:
         async with self.producer() as producer:
             await producer.send_many(self.source, [b"%d" % n for n in range(count)], partition=partition)
@@ -277,7 +290,7 @@ async def in_transaction(
 
 async def test_an_owner_whose_successor_has_begun_commits_nothing(two: Two) -> None:
     await two.fill(3)
-    async with two.producer() as p1, two.producer() as p2, two.consumer() as former, two.consumer() as next_one:
+    async with two.owner() as (p1, former), two.owner() as (p2, next_one):
         await batch_of(former)
         await batch_of(next_one)
         with pytest.raises(Fenced) as error:
@@ -296,7 +309,7 @@ async def test_an_owner_whose_successor_has_begun_commits_nothing(two: Two) -> N
 
 async def test_a_result_that_the_former_owner_committed_late_is_not_written_again(two: Two) -> None:
     await two.fill(3)
-    async with two.producer() as p1, two.producer() as p2, two.consumer() as former, two.consumer() as next_one:
+    async with two.owner() as (p1, former), two.owner() as (p2, next_one):
         await batch_of(former)
         second = await batch_of(next_one)  # it has read the committed offset: none
         async with p1.transaction(former) as tx:
@@ -314,7 +327,7 @@ async def test_a_result_that_the_former_owner_committed_late_is_not_written_agai
 
 async def test_a_block_that_raises_writes_nothing_and_its_records_are_read_again(two: Two) -> None:
     await two.fill(3)
-    async with two.producer() as producer, two.consumer() as consumer:
+    async with two.owner() as (producer, consumer):
         batch = await batch_of(consumer)
         with pytest.raises(ZeroDivisionError):
             await in_transaction(producer, consumer, (two.out, b"lost"), fails=True)
@@ -334,7 +347,7 @@ async def test_a_block_that_raises_writes_nothing_and_its_records_are_read_again
 async def test_single_records_and_several_partitions(two: Two) -> None:
     await two.fill(2, 0)
     await two.fill(2, 1)
-    async with two.producer() as producer, two.consumer(0, 1) as consumer:
+    async with two.owner(0, 1) as (producer, consumer):
         for _ in range(4):
             record = await consumer.getone(30)
             assert record is not None
@@ -360,7 +373,7 @@ async def test_a_result_that_its_topic_refuses_leaves_nothing(
 ) -> None:
     small = await asyncio.to_thread(topic_factory, 1, 1, {"max.message.bytes": "1000"}, kafka_cluster)
     await two.fill(2)
-    async with two.producer() as producer, two.consumer() as consumer:
+    async with two.owner() as (producer, consumer):
         await batch_of(consumer)
         with pytest.raises(BrokerError, match=f"{small}:0 does not accept a record with 3000 bytes"):
             await in_transaction(producer, consumer, (two.out, b"fits"), (small, bytes(3000)))
@@ -369,9 +382,11 @@ async def test_a_result_that_its_topic_refuses_leaves_nothing(
             await tx.send(two.out, b"second attempt")
         await two.fill(1)
         await batch_of(consumer)
-        async with two.producer(buffer_bytes=1000) as tiny:
+        async with two.owner(buffer_bytes=1000) as (tiny, another):
+            await two.fill(1)
+            await batch_of(another)
             with pytest.raises(IllegalState, match="buffer_bytes=1000"):
-                async with tiny.transaction(consumer) as tx:
+                async with tiny.transaction(another) as tx:
                     await tx.send(two.out, bytes(1000))
     assert await two.results() == [b"second attempt"]
 
@@ -379,7 +394,7 @@ async def test_a_result_that_its_topic_refuses_leaves_nothing(
 async def test_other_commits_of_the_consumer_are_transactions_too(two: Two) -> None:
     """A plain commit that a frozen process sends late could lower the offset, and nothing would fence it."""
     await two.fill(3)
-    async with two.producer() as p1, two.producer() as p2, two.consumer() as former:
+    async with two.owner() as (p1, former):
         await batch_of(former)
         async with p1.transaction(former):
             pass
@@ -387,7 +402,7 @@ async def test_other_commits_of_the_consumer_are_transactions_too(two: Two) -> N
         await batch_of(former)
         await former.commit({(two.source, 0): 2})
         assert (await former.committed((two.source, 0))).offset == 2
-        async with two.consumer() as next_one:
+        async with two.owner() as (p2, next_one):
             await batch_of(next_one)
             async with p2.transaction(next_one) as tx:
                 await tx.send(two.out, b"next")
@@ -396,13 +411,249 @@ async def test_other_commits_of_the_consumer_are_transactions_too(two: Two) -> N
         assert (await former.committed((two.source, 0))).offset == 3
 
 
-async def test_a_consumer_that_commits_by_itself_is_refused(two: Two) -> None:
-    async with two.producer() as producer, two.consumer(auto_commit_interval_s=5.0) as consumer:
+async def test_a_consumer_whose_commits_could_bypass_the_transactions_is_refused(two: Two) -> None:
+    async with two.producer() as producer, two.producer() as other:
         with pytest.raises(ConfigError, match="auto_commit_interval_s=None"):
-            producer.transaction(consumer)
-    async with two.producer() as producer, two.consumer(group=None) as consumer:
+            two.consumer(auto_commit_interval_s=5.0, transactions=producer)
         with pytest.raises(ConfigError, match="group=None"):
-            producer.transaction(consumer)
+            two.consumer(group=None, transactions=producer)
+        with pytest.raises(TypeError, match="transactions is 1; pass a Producer"):
+            two.consumer(transactions=1)
+        async with two.consumer() as plain, two.consumer(transactions=other) as foreign:
+            for consumer in (plain, foreign):
+                with pytest.raises(ConfigError, match="create it with transactions=<this producer>"):
+                    producer.transaction(consumer)
+
+
+async def test_records_are_read_again_if_their_transaction_cannot_begin(
+    cluster_factory: Any, topic_factory: TopicFactory, group: str
+) -> None:
+    cluster = await asyncio.to_thread(cluster_factory, kafka="2.8.2")
+    topics = [await asyncio.to_thread(topic_factory, PARTITIONS, 1, None, cluster) for _ in range(2)]
+    here = Two(cluster, *topics, group)
+    await here.fill(3)
+    async with here.owner(delivery_timeout_s=2.0) as (producer, consumer):
+        for cancelled in (False, True):
+            batch = await batch_of(consumer)
+            await asyncio.to_thread(cluster.brokers[0].pause)
+            try:
+                began = asyncio.ensure_future(in_transaction(producer, consumer, (here.out, b"none")))
+                if cancelled:
+                    await asyncio.sleep(0)
+                    began.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await began
+                else:
+                    with pytest.raises(BrokerError) as error:
+                        await began
+                    assert error.value.retriable
+            finally:
+                await asyncio.to_thread(cluster.brokers[0].resume)
+            assert batch.base_offset == 0
+        await here.fill(2)
+        while len(await here.results()) < 5:
+            batch = await batch_of(consumer)
+            async with producer.transaction(consumer) as tx:
+                for record in batch:
+                    await tx.send(here.out, b"%d" % record.offset)
+    assert Counter(await here.results()) == Counter([b"0", b"1", b"2", b"3", b"4"])
+
+
+LATE = {
+    "offsets.topic.num.partitions": 4,
+    "transaction.state.log.num.partitions": 5,
+    "transaction.state.log.replication.factor": 1,
+    "transaction.state.log.min.isr": 1,
+    # the coordinator aborts no transaction by itself meanwhile
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 3_600_000,
+}
+
+
+def numbered(name: str, partitions: int) -> int:
+    """Returns the partition that brokers choose for a name, by Java's hash of strings."""
+    number = 0
+    for each in name:
+        number = (31 * number + ord(each)) & 0xFFFFFFFF
+    return abs(number - (1 << 32) if number >> 31 else number) % partitions
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("kafka", ["2.8.2", pytest.param("0.11.0.3", marks=long), pytest.param("3.9.1", marks=long)])
+@pytest.mark.parametrize("silent", ["leader of the results", "coordinator of the group"])
+async def test_a_request_that_arrives_after_its_transaction_changes_nothing(kafka: str, silent: str) -> None:
+    async with LocalCluster(kafka, 2, proxied=True, broker_config=LATE) as cluster:
+        for name in ("in", "out", "other"):
+            await asyncio.to_thread(cluster.create_topic, name, 1, 1)
+        warm = Two(cluster, "in", "other", "warm")
+        await warm.fill(1)
+        async with warm.owner() as (producer, consumer):  # creates the internal topics
+            await batch_of(consumer)
+            await in_transaction(producer, consumer, ("other", b""))
+
+        def leader(topic: str, name: str | None = None) -> Any:
+            partitions = {"__consumer_offsets": 4, "__transaction_state": 5}
+            return cluster.leader(topic, 0 if name is None else numbered(name, partitions[topic]))
+
+        def victim(group: str) -> Any:
+            return leader("out") if silent == "leader of the results" else leader("__consumer_offsets", group)
+
+        def fits(group: str) -> bool:
+            others = [leader("__transaction_state", f"{group}:in:0")]
+            others.append(leader("__consumer_offsets", group) if silent == "leader of the results" else leader("out"))
+            return victim(group).id not in {each.id for each in others}
+
+        here = Two(cluster, "in", "out", next(f"g{n}" for n in range(200) if fits(f"g{n}")))
+        proxy = victim(here.group).proxy
+        async with here.owner(delivery_timeout_s=4.0) as (producer, consumer):
+            await batch_of(consumer)
+            await in_transaction(producer, consumer, ("out", b"0"))  # opens the connections
+            await here.fill(1)
+            await batch_of(consumer)
+
+            async def silence() -> None:
+                proxy.drop(direction="to_server", client=os.getpid())
+
+            with pytest.raises(BrokerError) as error:
+                await in_transaction(producer, consumer, ("out", b"1"), after=silence())
+            assert error.value.retriable
+            proxy.heal(client=os.getpid())
+        async with here.owner() as (producer, consumer):
+            await batch_of(consumer)
+            await in_transaction(producer, consumer, ("out", b"1"))
+        assert await asyncio.to_thread(committed_values, cluster.bootstrap, "out", 1) == [b"0", b"1"]
+        assert await committed_values_of_aiokafka(cluster.bootstrap, "out", 2, 1) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_seek_of_the_records_in_hand_is_a_retriable_error(two: Two, inside: bool) -> None:
+    """Operators seek too."""
+    await two.fill(2)
+
+    async def seek() -> None:
+        consumer.seek((two.source, 0), 1)
+
+    async with two.owner() as (producer, consumer):
+        await batch_of(consumer)
+        if not inside:
+            await seek()
+        with pytest.raises(Fenced, match="request the next records") as error:
+            await in_transaction(producer, consumer, (two.out, b"never"), after=seek() if inside else None)
+        assert error.value.retriable
+        assert (await batch_of(consumer)).base_offset == 1
+        await in_transaction(producer, consumer, (two.out, b"next"))
+    assert await two.results() == [b"next"]
+
+
+async def test_a_partition_that_is_lost_in_the_block_is_a_retriable_error(two: Two) -> None:
+    await two.fill(2)
+    assert two.cluster.zookeeper is not None
+
+    def member(producer: Producer, zookeeper: str) -> Consumer:
+        return Consumer(
+            two.source,
+            brokers=two.cluster.bootstrap,
+            group=two.group,
+            membership=ZooKeeper(f"{zookeeper}/{two.group}", session_timeout_s=2.0),
+            auto_commit_interval_s=None,
+            transactions=producer,
+        )
+
+    zookeeper = FaultProxy(int(two.cluster.zookeeper.rpartition(":")[2]))
+    async with zookeeper as proxy, two.producer() as producer, member(producer, proxy.address) as former:
+        await batch_of(former)
+
+        async def be_replaced() -> None:
+            proxy.drop()
+            proxy.reset()
+            async with two.producer() as other, member(other, str(two.cluster.zookeeper)) as successor:
+                await batch_of(successor)
+                await in_transaction(other, successor, (two.out, b"next"))
+                proxy.heal()
+                await wait_until_async(lambda: (two.source, 0) not in former.assignment(), 30)
+
+        with pytest.raises(Fenced, match=f"{two.source}:0 was lost since its records were read") as error:
+            await in_transaction(producer, former, (two.out, b"never"), after=be_replaced())
+        assert error.value.retriable
+    assert await two.results() == [b"next"]
+
+
+async def test_the_first_commit_of_a_consumer_is_a_transaction_too(two: Two) -> None:
+    await two.fill(3)
+    async with two.owner() as (_, former), two.owner() as (p2, next_one):
+        await batch_of(former)
+        await former.commit({(two.source, 0): 1})
+        await batch_of(next_one)
+        with pytest.raises(Fenced):
+            async with p2.transaction(next_one):
+                pass
+        await batch_of(next_one)
+        await in_transaction(p2, next_one, (two.out, b"next"))
+        with pytest.raises(Fenced):
+            await former.commit({(two.source, 0): 0})
+        assert (await next_one.committed((two.source, 0))).offset == 3
+
+
+async def test_a_commit_after_the_producer_has_closed_is_refused(two: Two) -> None:
+    await two.fill(3)
+    producer = two.producer()
+    async with two.consumer(transactions=producer) as consumer:
+        async with producer:
+            await batch_of(consumer)
+            await in_transaction(producer, consumer, (two.out, b"1"))
+        with pytest.raises(Closed, match="this producer is closed"):
+            await consumer.commit({(two.source, 0): 1})
+
+
+async def test_no_writer_is_kept_for_a_partition_that_moved_away(two: Two, topic_factory: TopicFactory) -> None:
+    def writers() -> int:
+        gc.collect()
+        return sum(isinstance(each, TransactionalWriter) for each in gc.get_objects())
+
+    two.source = await asyncio.to_thread(topic_factory, 6)
+    before = writers()
+    async with two.owner() as (producer, consumer):
+        for number in range(6):
+            await two.fill(1, number)
+            consumer.assign([(two.source, number)])
+            await batch_of(consumer)
+            await in_transaction(producer, consumer, (two.out, b"v"))
+        assert writers() <= before + 2  # the former partition may still be released
+
+
+class FirstEndLost(KafkaClient):
+    """Loses the response to the first EndTxn."""
+
+    lost = False
+
+    async def send(self, node_id: int, request: Any, *args: Any, **options: Any) -> Any:
+        response = await super().send(node_id, request, *args, **options)
+        if isinstance(request, EndTxnRequest) and not self.lost:
+            self.lost = True
+            raise BrokerError("lost", retriable=True)
+        return response
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_writer_goes_on_after_a_lost_response_unless_another_one_has_begun(
+    replaced: bool, kafka_cluster: LocalCluster, topic_factory: TopicFactory, unique_name: Callable[[], str]
+) -> None:
+    """The lost request may still arrive, and would end the next transaction of its epoch."""
+    at, name = TopicPartition(await asyncio.to_thread(topic_factory, PARTITIONS), 0), unique_name()
+    async with FirstEndLost(kafka_cluster.bootstrap) as client, KafkaClient(kafka_cluster.bootstrap) as other:
+        writer, next_one = TransactionalWriter(client, name), TransactionalWriter(other, name)
+        await writer.open()
+        await writer.write({at: [NewRecord(None, b"0", 1)]})
+        assert client.lost
+        if replaced:
+            await next_one.open()
+            with pytest.raises(BrokerError, match="another process may have written"):
+                await writer.write({at: [NewRecord(None, b"1", 1)]})
+        else:
+            await writer.write({at: [NewRecord(None, b"1", 1)]})
+            with pytest.raises(RuntimeError, match="call open"):
+                await next_one.write({})
+    values = await asyncio.to_thread(committed_values, kafka_cluster.bootstrap, at.topic)
+    assert values == [b"0"] if replaced else [b"0", b"1"]
 
 
 async def test_brokers_before_0_11_are_named(cluster_factory: Any, topic_factory: TopicFactory, group: str) -> None:
@@ -410,7 +661,7 @@ async def test_brokers_before_0_11_are_named(cluster_factory: Any, topic_factory
     topic = await asyncio.to_thread(topic_factory, PARTITIONS, 1, None, cluster)
     old = Two(cluster, topic, topic, group)
     await old.fill(1)
-    async with old.producer() as producer, old.consumer() as consumer:
+    async with old.owner() as (producer, consumer):
         await batch_of(consumer)
         with pytest.raises(ConfigError, match=r"transactions need brokers of Kafka 0\.11 or newer; these are 0\.9"):
             async with producer.transaction(consumer):

@@ -50,7 +50,7 @@ async def main(out: str, stop: Any, consumer: dict[str, Any], mode: str = "block
     brokers = consumer["brokers"]
     async with (
         Producer(brokers=brokers, linger_s=0.0) as producer,
-        Consumer(*consumer.pop("topics"), auto_commit_interval_s=None, **consumer) as member,
+        Consumer(*consumer.pop("topics"), auto_commit_interval_s=None, transactions=producer, **consumer) as member,
     ):
         if mode == "process":
 

@@ -24,7 +24,7 @@ from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.loss import RecordsLost, as_written, listed
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.telemetry.measures import Measures
-from allocator.core.text.quoting import partition_names
+from allocator.core.text.quoting import partition_names, shown
 from allocator.core.types import (
     Assignors,
     Deserializer,
@@ -81,6 +81,7 @@ class ConsumerBase:
         max_poll_interval_s: float | None = DEFAULT["max_poll_interval_s"],
         offsets: OffsetStorage | None = DEFAULT["offsets"],
         sink: OffsetSink | None = None,
+        transactions: Any = None,
     ) -> None:
         self.group = group
         joining = MembershipConfig.of(
@@ -122,6 +123,11 @@ class ConsumerBase:
         self._starting: asyncio.Future[None] | None = None
         self._closed = False
         self._closing = ClosesOnce()
+        self._transactions = transactions
+        if transactions is not None:
+            if not hasattr(transactions, "_commits_of"):
+                raise TypeError(f"transactions is {shown(transactions)}; pass a Producer")
+            self._engine.commits.transact = transactions._commits_of(self).commit_offset
 
     # -- life ----------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,8 @@ LAST_EPOCH: Final = 0x7FFF
 # A batch may arrive damaged. But brokers before 2.4 also send CORRUPT_MESSAGE for a record that they never accept, such
 # as a record without a key for a compacted topic. Higher: such a record fails later; lower: a bad network fails a batch
 CORRUPT_TRIES: Final = 5
+# The default of socket.request.max.bytes. Brokers close the connection for a longer request, and say nothing
+CONNECTION_BYTES: Final = 100 << 20
 RESEND_MAX_S: Final = 3.0  # the longest pause before failed batches are sent again
 
 
@@ -91,7 +93,7 @@ class Pending(Generic[B]):
     maybe_written: bool = False
     """Whether a broker may have stored the batch, or has acknowledged it."""
     corrupt: int = 0
-    """Number of CORRUPT_MESSAGE errors."""
+    """Number of CORRUPT_MESSAGE errors, and of lost connections if the batch is too large for most brokers."""
 
 
 @dataclass
@@ -172,9 +174,13 @@ class PartitionQueue(Generic[B]):
         again."""
         first, misplaced = item is self.sent[0], error.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         again = error.retriable or misplaced
-        if error.code == ErrorCode.CORRUPT_MESSAGE:
+        unwelcome = error.code is None and item.size > CONNECTION_BYTES
+        if unwelcome or error.code == ErrorCode.CORRUPT_MESSAGE:
             item.corrupt += 1
             again = item.corrupt < CORRUPT_TRIES
+        if unwelcome and not again:
+            why = f"{error}; a request of {item.size} bytes may exceed the broker's socket.request.max.bytes"
+            error = BrokerError(why, code=ErrorCode.MESSAGE_TOO_LARGE)
         if first and (error.code in SEQUENCE_LOST or (misplaced and not self.broken)):
             again = False
             error = SequenceLost(f"{error}; create a new producer", code=error.code, retriable=True)

@@ -311,6 +311,23 @@ async def test_a_too_large_record_is_refused_alone(
     assert [result.offset for result in results if isinstance(result, RecordMetadata)] == list(range(58))
 
 
+async def test_a_record_for_which_brokers_close_the_connection_fails_soon(
+    cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    cluster = await started(cluster_factory, NEW)
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
+    async with Producer(brokers=cluster.bootstrap, delivery_timeout_s=600) as producer:
+        await producer.send_and_wait(topic, b"before")
+        huge, later = await producer.send(topic, bytes(101 << 20)), await producer.send(topic, b"later")
+        with pytest.raises(
+            DeliveryFailed, match=r"a request of 10590\d{4} bytes may exceed .*socket\.request\.max\.bytes"
+        ):
+            await within(huge, 120)
+        assert (await within(later, 30)).offset == 1
+        with pytest.raises(DeliveryFailed):
+            await producer.flush()
+
+
 async def test_batches_fit_a_topic_with_a_low_limit(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
     """Each batch of the usual size would be refused and divided, again and again."""
     topic = await asyncio.to_thread(topic_factory, 1, config={"max.message.bytes": "2000"})

@@ -12,6 +12,8 @@ from allocator.types import TopicPartition
 
 # later versions use topic ids; those after 11 add partitions to a transaction themselves
 MAX_VERSION, TRANSACTIONAL_MAX_VERSION = 12, 11
+# the default of transaction.max.timeout.ms, above which brokers refuse a transactional id
+TRANSACTION_MAX_S = 900.0
 ALL = -1  # acks from all replicas in sync
 
 
@@ -19,7 +21,7 @@ def init_request(name: str | None = None, timeout_s: float = 60.0) -> Any:
     """Returns a request for a producer id. `name`: transactional id; the request aborts its open transaction."""
     return InitProducerIdRequest(
         transactional_id=name,
-        transaction_timeout_ms=int(timeout_s * 1000),
+        transaction_timeout_ms=int(min(timeout_s, TRANSACTION_MAX_S) * 1000),
         producer_id=-1,
         producer_epoch=-1,
         max_version=4,  # in later versions a commit changes the epoch

@@ -42,7 +42,7 @@ PRODUCING: Final[Mapping[str, Setting]] = {
         Number(0, 86400, above=True),
         60.0,
         "Seconds from `send` until a record that no broker acknowledges fails. Higher: survives longer outages; lower: "
-        "an outage is reported sooner.",
+        "an outage is reported sooner. Brokers abort a transaction after this time, or 15 minutes if it is longer.",
     ),
 }
 

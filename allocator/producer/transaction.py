@@ -305,6 +305,8 @@ class TransactionalWriter:
                 f"longer than {self._timeout_s:.0f} s",
                 code=code,
             )
+        if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+            what += f": its timeout (delivery_timeout_s) is {self._timeout_s:g} s; lower it"
         return for_code(code, what)
 
 

@@ -344,6 +344,14 @@ async def test_a_block_that_raises_writes_nothing_and_its_records_are_read_again
     assert Counter(await two.results()) == Counter([b"0", b"1", b"2", b"outside"])
 
 
+async def test_a_long_timeout_does_not_make_brokers_refuse_transactions(two: Two) -> None:
+    await two.fill(1)
+    async with two.owner(delivery_timeout_s=86_400) as (producer, consumer):
+        await batch_of(consumer)
+        await in_transaction(producer, consumer, (two.out, b"v"))
+    assert await two.results() == [b"v"]
+
+
 async def test_single_records_and_several_partitions(two: Two) -> None:
     await two.fill(2, 0)
     await two.fill(2, 1)

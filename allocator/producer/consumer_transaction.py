@@ -43,8 +43,8 @@ class ConsumerTransactions:
                 f"offsets={offsets!r} and {'no' if core.sink is None else 'a'} sink; give it a group and "
                 "offsets='kafka'"
             )
+        self.group = group
         self.offsets = TransactionalCommits(core.commits, core.client, core.state, core.fetcher)
-        self._group = group
         self._tenures: dict[TopicPartition, TenureTransactions] = {}
 
     def of(self, tenure: TopicPartitionState) -> TenureTransactions:
@@ -58,11 +58,7 @@ class ConsumerTransactions:
                     f"a transaction cannot span two clusters: the producer writes to {clusters[0]!r}, and the consumer "
                     f"reads {clusters[1]!r}; give both the same brokers"
                 )
-            # no part of a topic name has a colon, so the ids of two groups differ
-            name = f"{self._group}:{tenure.partition.topic}:{tenure.partition.partition}"
-            writing = {each: self.producer._writing[each] for each in ("timeout_s", "compression")}
-            writer = TransactionalWriter(client, name, **writing)
-            found = TenureTransactions(self, tenure, writer, self._group)
+            found = TenureTransactions(self, tenure)
             owned = self.core.state.assignment
             kept = {each: old for each, old in self._tenures.items() if owned.get(each) is old.tenure}
             self._tenures = {**kept, tenure.partition: found}
@@ -79,14 +75,15 @@ class ConsumerTransactions:
 class TenureTransactions:
     """The transactions of one tenure of a partition, one after the other."""
 
-    def __init__(
-        self, owner: ConsumerTransactions, tenure: TopicPartitionState, writer: TransactionalWriter, group: str
-    ) -> None:
+    def __init__(self, owner: ConsumerTransactions, tenure: TopicPartitionState) -> None:
         self.tenure = tenure
         self._core = owner.core
         self._offsets = owner.offsets
-        self._writer = writer
-        self._group = group
+        self._group = owner.group
+        # no part of a topic name has a colon, so the ids of two groups differ
+        name = f"{owner.group}:{tenure.partition.topic}:{tenure.partition.partition}"
+        writing = {each: owner.producer._writing[each] for each in ("timeout_s", "compression")}
+        self._writer = TransactionalWriter(owner.producer._client, name, **writing)
         self._turn = asyncio.Lock()
         self._tried: OffsetAndMetadata | None = None
         """The offset of a transaction whose outcome is unknown."""

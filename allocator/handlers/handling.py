@@ -135,8 +135,6 @@ def given_in_python(
     faults = list(keyword_faults({name: values[name] for name in HANDLING if name not in _ERRORS}, HANDLING).values())
     if values["workers"] == "processes" and deserialize is not None:
         faults.append("workers = 'processes': deserializers cannot run in other processes; call them in the handler")
-    if delays is not None and not (joining.topics or joining.pattern):
-        faults.append("retry_topics: the consumer must subscribe to topics; it reads single partitions")
     if not faults:
         if delays is not None:
             delays = HANDLING["retry_topics"].kind.read(delays)
@@ -150,6 +148,8 @@ def given_in_python(
             sink=core.sink is not None,
         )
         faults += (f"{' with '.join(names)}: {why}" for names, why in found)
+    if delays is not None and not (joining.topics or joining.pattern):
+        faults.append("retry_topics: the consumer must subscribe to topics; it reads single partitions")
     if faults:
         raise ConfigError("; ".join(faults))
     name = getattr(function, "__qualname__", type(function).__qualname__)

@@ -127,7 +127,7 @@ class ConsumerBase:
         if transactions is not None:
             if not hasattr(transactions, "_commits_of"):
                 raise TypeError(f"transactions is {shown(transactions)}; pass a Producer")
-            self._engine.commits.transact = transactions._commits_of(self).commit_offset
+            self._member.commits.transact = transactions._commits_of(self).commit_offset
 
     # -- life ----------------------------------------------------------------------------------------------------
 

@@ -140,7 +140,7 @@ class Failures:
         attempts = lane.attempts
         if retries is not None:
             attempts += retries.plan.attempts(argument)
-            records = [retries.plan.original(record) for record in records]
+            records = [retries.plan.original(record, marked=False) for record in records]
         sent = await self._until_sent(
             worker, offset, "the dead letter was not written", lambda: letters.send(records, error, attempts)
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from allocator.core.text import plain, text_of, utf8
@@ -50,8 +50,7 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
     """Returns the headers of a dead letter.
 
     They are the record's own headers, then `allocator.topic`, `.partition`, `.offset`, `.timestamp`, `.group`, `.error`
-    and `.attempts` as text, and then the same values and the stack under Spring Kafka's names, with binary numbers. The
-    headers of an earlier dead letter are left out, except those of redrives.
+    and `.attempts` as text, and then the same values and the stack under Spring Kafka's names, with binary numbers.
     """
     error = shortened(error)
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
@@ -84,7 +83,7 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
         "exception-stacktrace": stack[-STACK_BYTES:],
     }
     return [
-        *own_headers(record),
+        *record.headers,
         *((PREFIX + name, utf8(each)[:ERROR_BYTES]) for name, each in own.items()),
         *((SPRING + name, data) for name, data in spring.items()),
     ]
@@ -114,13 +113,20 @@ def error_chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
+def own_count(headers: Sequence[tuple[str, Optional[bytes]]]) -> int | None:
+    """Returns how many headers a record had before `headers_of` appended others; None: it has not.
+
+    The record may have headers of the same names, as a letter has that became a letter of the next service.
+    """
+    return next((n for n in reversed(range(len(headers))) if headers[n][0] == PREFIX + "topic"), None)
+
+
 def own_headers(record: Record) -> list[tuple[str, Optional[bytes]]]:
     """Returns the headers that a record had before it became a dead letter, and those of earlier redrives."""
-    return [
-        (name, value)
-        for name, value in record.headers
-        if name in (REDRIVES, FIRST_TIMESTAMP) or not name.startswith((PREFIX, SPRING, CONNECT))
-    ]
+    count = own_count(record.headers)
+    if count is not None:
+        return list(record.headers[:count])
+    return [(name, value) for name, value in record.headers if not name.startswith((SPRING, CONNECT))]
 
 
 def origin_of(record: Record) -> Origin:

@@ -22,7 +22,7 @@ from allocator.core.client import KafkaClient, describe_configs
 from allocator.core.settings import check_topic
 from allocator.errors import BrokerError, ConfigError
 from allocator.handlers.late_producer import LateProducer
-from allocator.handlers.letter_headers import PREFIX, SPRING, headers_of
+from allocator.handlers.letter_headers import PREFIX, SPRING, headers_of, own_count
 from allocator.handlers.settings import parse_delay
 from allocator.types import Record, TopicPartition
 
@@ -75,14 +75,17 @@ class RetryPlan:
         """Returns the number of attempts before the record reached its current topic."""
         return _number(record, PREFIX + "attempts", 0) if record.topic in self.delays_s else 0
 
-    def original(self, record: Record) -> Record:
+    def original(self, record: Record, *, marked: bool = True) -> Record:
         """Returns a record of a retry topic as it was in its original topic; returns any other record unchanged.
 
-        The `allocator.*` headers stay, so that a handler can read the number of attempts and the last error.
+        `marked`: the `allocator.*` headers of the retry topic stay, so that a handler can read the number of attempts
+        and the last error.
         """
-        if record.topic not in self.delays_s:
+        own = own_count(record.headers) if record.topic in self.delays_s else None
+        if own is None:
             return record
-        headers = dict(record.headers)
+        marks = record.headers[own:]
+        headers = dict(marks)
         topic = (headers.get(PREFIX + "topic") or b"").decode(errors="replace")
         partition, offset = _number(record, PREFIX + "partition", -1), _number(record, PREFIX + "offset", -1)
         if not topic or partition < 0 or offset < 0:
@@ -96,7 +99,7 @@ class RetryPlan:
             TIME_TYPES.get(headers.get(SPRING + "original-timestamp-type") or b""),
             record.key,
             None if null else record.value,
-            [each for each in record.headers if not each[0].startswith(SPRING)],
+            [*record.headers[:own], *(each for each in marks if marked and not each[0].startswith(SPRING))],
             None,
             record.fence,
         )
@@ -141,7 +144,7 @@ class RetryTopics:
         topic = self.plan.after(record)
         assert topic is not None
         due = wall_ms() + int(1000 * self.plan.delays_s[topic])
-        first = self.plan.original(record)
+        first = self.plan.original(record, marked=False)
         headers = [
             *headers_of(first, self._group, error, self.plan.attempts(record) + attempts),
             (RETRIES, b"%d" % (_number(record, RETRIES, 0) + 1)),

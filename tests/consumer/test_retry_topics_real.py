@@ -109,4 +109,4 @@ async def test_a_retry_topic_that_would_lose_waiting_records_is_rejected(
 
     async with Consumer(topic, **settings) as consumer:
         with pytest.raises(ConfigError, match=why):
-            await consumer.process(handle, dead_letter_topic=topic, retry_topics=["1h"])
+            await consumer.process(handle, dead_letter_topic=f"{topic}.dead", retry_topics=["1h"])

@@ -19,7 +19,7 @@ from allocator.core.client.errors import for_code
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import BrokerError, ConfigError
 from allocator.handlers.due import DueGate
-from allocator.handlers.letter_headers import headers_of
+from allocator.handlers.letter_headers import headers_of, restored
 from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.retry_topics import RetryPlan, RetryTopics
 from allocator.types import Record, TopicPartition
@@ -292,7 +292,17 @@ def test_names_of_retry_topics_are_checked() -> None:
             RetryPlan.of("billing", [wrong])
 
 
-def test_a_dead_letter_has_no_headers_of_retries() -> None:
-    """A dead letter has no retry headers: a redriven record starts with all its retries."""
-    record = Record("t", 0, 0, 0, 0, b"k", b"v", [("allocator.retries", b"2"), ("allocator.due", b"5")])
-    assert not {"allocator.retries", "allocator.due"} & dict(headers_of(record, "g", ValueError(), 1)).keys()
+@pytest.mark.parametrize("name", ["trace", "allocator.topic", "kafka_dlt-original-topic", "__connect.errors.topic"])
+def test_a_letter_after_retries_and_a_redriven_record_have_the_own_headers(name: str) -> None:
+    """Whatever their names are. Retry headers are left out: a redriven record starts with all its retries."""
+    plan = RetryPlan.of("g", ["5s"])
+    record = Record("t", 0, 0, 0, 0, b"k", b"v", [(name, b"own")])
+    marks = [("allocator.retries", b"2"), ("allocator.due", b"5")]
+    waiting = Record("g.retry-5s", 0, 0, 0, 0, b"k", b"v", [*headers_of(record, "g", ValueError(), 1), *marks])
+    assert plan.original(waiting).headers[0] == (name, b"own")
+    assert ("allocator.retries", b"2") in plan.original(waiting).headers
+    first = plan.original(waiting, marked=False)
+    assert first == record
+    letter = Record("t.dead", 0, 0, 0, 0, b"k", b"v", headers_of(first, "g", ValueError(), 1))
+    assert restored(letter)[1][0] == (name, b"own")
+    assert {name for name, _ in restored(letter)[1][1:]} == {"allocator.first_timestamp", "allocator.redrives"}

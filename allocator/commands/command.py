@@ -11,10 +11,10 @@ null. `arguments` depend on the kind (`KINDS`). A partition argument is written 
 Kinds that are carried out once for each partition have `results`: {"when": ms, "by": "<member id>",
 "partitions": {"orders": "0"}, "what": "sought to 42"}. Such a command is done when its results name all its partitions.
 
-A command of an unknown kind, or with wrong arguments, stays in the znode and has no effect; `Order.fault` names the
+A command of an unknown kind, or with wrong arguments, stays in the znode and has no effect; `Command.fault` names the
 fault. The first write after a day removes expired and done commands.
 
-To add a kind, add an `CommandKind` to `_KINDS`. Its checks refuse wrong arguments before they are written. Each member
+To add a kind, add a `CommandKind` to `_KINDS`. Its checks refuse wrong arguments before they are written. Each member
 writes the name of the kind to its znode (`MemberInfo.commands`), so that members of older versions can be named. Then
 carry out the kind in the leader, or in the owners of its partitions. Owners read the commands with one watch
 (`CommandStore.read`), and call `CommandStore.add_results` if the kind is carried out once.
@@ -464,7 +464,7 @@ class Commands:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Commands:
-        """Decodes commands. A command with wrong arguments is kept (`Order.fault`). Raises InvalidZnode."""
+        """Decodes commands. A command with wrong arguments is kept (`Command.fault`). Raises InvalidZnode."""
         if not data:
             return cls()  # the znode was created and not written yet
         listed = check_list(path, "orders", _decoded(path, data).get("orders"))

@@ -21,7 +21,7 @@ from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitRespon
 from allocator.core.consumer import SinkClaim, SinkOffset
 from allocator.core.consumer.membership_config import MemberParts, MembershipConfig
 from allocator.core.membership.membership import GroupMembership
-from allocator.core.subscription.loss import as_read, topic_of
+from allocator.core.subscription.commit_text import as_read, topic_of
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import AlreadyStored, BrokerError, Fenced
 from allocator.protocols.zookeeper.options import EnsembleOptions

@@ -12,7 +12,8 @@ from allocator.core.consumer.group_member import GroupMember
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordCommands
 from allocator.core.subscription import Phase, RecordsLost
-from allocator.core.subscription.done import DoneSet, done_of, with_done
+from allocator.core.subscription.commit_text import done_of, with_done
+from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.state import EARLIEST, SubscriptionState
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import AllocatorError, CommitFailed, NotOwned

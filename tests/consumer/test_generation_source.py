@@ -17,7 +17,7 @@ from allocator.compat.generation_source import (
 )
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.subscription.loss import stamped, topic_of
+from allocator.core.subscription.commit_text import stamped, topic_of
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument
 
 pytestmark = pytest.mark.deadline(60)

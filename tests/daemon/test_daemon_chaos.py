@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from allocator.core.subscription.done import done_of
+from allocator.core.subscription.commit_text import done_of
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
 from allocator.handlers.policy import Retries

@@ -9,7 +9,8 @@ import pytest
 
 from allocator.core.fetch import Fetcher
 from allocator.core.subscription import SubscriptionState
-from allocator.core.subscription.loss import Listed, stamped
+from allocator.core.subscription.commit_text import stamped
+from allocator.core.subscription.loss import Listed
 from allocator.errors import BrokerError, LogTruncated
 from allocator.types import OffsetAndMetadata, TopicPartition
 from tests.fetch.fake_cluster import FakeCluster

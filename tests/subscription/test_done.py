@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.core.subscription.done import DoneSet, done_of, joined, with_done
-from allocator.core.subscription.loss import as_committed, as_read, as_written, stamped, topic_of
+from allocator.core.subscription.commit_text import as_committed, as_read, done_of, stamped, topic_of, with_done
+from allocator.core.subscription.done import DoneSet, joined
+from allocator.core.subscription.loss import as_written
 from allocator.types import OffsetAndMetadata
 
 STAMP = "generation 7 member m-0123456789abcdef-0000000003"

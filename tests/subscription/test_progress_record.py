@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from allocator.core.subscription.commit_text import stamped
 from allocator.core.subscription.done import DoneSet
-from allocator.core.subscription.loss import stamped
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.progress import Hold, Progress
 from allocator.core.subscription.state import EARLIEST, SubscriptionState

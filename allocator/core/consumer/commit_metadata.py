@@ -13,8 +13,8 @@ from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
 from allocator.core.offsets.coordinator import METADATA_BYTES
 from allocator.core.offsets.storage import StoredOffsets
-from allocator.core.subscription.done import with_done
-from allocator.core.subscription.loss import Committed, stamped, topic_of_offset
+from allocator.core.subscription.commit_text import stamped, with_done
+from allocator.core.subscription.loss import Committed, topic_of_offset
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 

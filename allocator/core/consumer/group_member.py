@@ -34,7 +34,8 @@ from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
 from allocator.core.record import Record
 from allocator.core.settings.table import check_keywords
-from allocator.core.subscription.loss import RecordsLost, stamped
+from allocator.core.subscription.commit_text import stamped
+from allocator.core.subscription.loss import RecordsLost
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.progress import Hold
 from allocator.core.subscription.state import SubscriptionState

@@ -10,7 +10,7 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.commits import CommitCall, Commits
 from allocator.core.errors import AllocatorError, BrokerError, Fenced
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.subscription.done import done_of
+from allocator.core.subscription.commit_text import done_of
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import OffsetAndMetadata, TopicPartition

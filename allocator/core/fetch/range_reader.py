@@ -27,7 +27,7 @@ from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription import SubscriptionState
-from allocator.core.subscription.loss import stamped
+from allocator.core.subscription.commit_text import stamped
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:

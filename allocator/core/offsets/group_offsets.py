@@ -37,7 +37,7 @@ from allocator.core.offsets.pending_commit import (
     ToCommit,
     take_some,
 )
-from allocator.core.subscription.loss import as_committed, as_read, topic_of
+from allocator.core.subscription.commit_text import as_committed, as_read, topic_of
 from allocator.core.text.quoting import partition_names
 from allocator.core.types import Partitions, TopicPartition
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -15,8 +14,6 @@ from allocator.core.varint import read_uvarint, uvarint
 
 Run = tuple[int, int]
 
-# the set follows the text that a member adds to its commits, so older versions still find that text
-_IN_METADATA: Final = re.compile(r"generation \d+ member .* done ([A-Za-z0-9_-]+)(?: topic \S+)?", re.DOTALL)
 _RUNS, _BITMAP = 1, 2
 _MARK_BYTES: Final = 4
 _CHECKSUM_BYTES: Final = 4
@@ -104,19 +101,6 @@ class DoneSet:
             raise ValueError
         runs = _runs_of_steps(base, body) if data[0] == _RUNS else _runs_of_bits(base, body)
         return cls(base, tuple(runs), epoch - 1, mark)
-
-
-def done_of(metadata: str | None, offset: int) -> DoneSet | None:
-    """Returns the set in the metadata of a commit of `offset`; None if there is none."""
-    if not metadata or " done " not in metadata:
-        return None
-    found = _IN_METADATA.fullmatch(metadata)
-    return None if found is None else DoneSet.decoded(found[1], offset)
-
-
-def with_done(stamp: str, text: str) -> str:
-    """Returns the metadata of a commit: the member's `stamp` and an encoded set."""
-    return f"{stamp} done {text}" if text else stamp
 
 
 def joined(one: DoneSet | None, other: DoneSet | None) -> DoneSet | None:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.subscription.done import DoneSet, done_of, joined
-from allocator.core.subscription.loss import Committed, Listed, topic_of, topic_of_offset
+from allocator.core.subscription.commit_text import done_of, topic_of
+from allocator.core.subscription.done import DoneSet, joined
+from allocator.core.subscription.loss import Committed, Listed, topic_of_offset
 from allocator.core.subscription.tenures import Phase, Tenure
 from allocator.core.types import OffsetAndMetadata, Partitions, TopicPartition
 

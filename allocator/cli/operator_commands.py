@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from allocator.cli.group import group
 from allocator.cli.options import GROUP, Callback, decorated, repeated, with_clusters
 from allocator.cli.output import console, print_json
 from allocator.cli.report import commands_table
+from allocator.commands import KINDS
 from allocator.core.aio import milliseconds, wall_ms
 from allocator.core.text import plain
 from allocator.errors import ConfigError
@@ -49,73 +49,110 @@ def _partitions(_ctx: click.Context, _param: click.Parameter, given: str) -> fro
     return parse_partitions(given)
 
 
+def _partition(ctx: click.Context, param: click.Parameter, given: str) -> TopicPartition:
+    found = _partitions(ctx, param, given)
+    if len(found) != 1:
+        raise ConfigError(f"an offset needs exactly one partition, not {len(found)}")
+    return next(iter(found))
+
+
+def _target(_ctx: click.Context, _param: click.Parameter, given: str) -> str:
+    return str(parse_target(given, relative=False))
+
+
 MEMBER, PARTITIONS = click.argument("member"), click.argument("partitions", callback=_partitions)
 REASON_OPTIONS = (
     click.option("--why", default="", show_default=False, help="Reason, shown with the command."),
     click.option("--expires", metavar="TIME", help="Expiry: 30m, 2h, 1d, or a time with zone (default: never)."),
 )
-
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Show what would move. Write no command.")
 CREATE = click.option("--create", is_flag=True, help="Create the topic GROUP.orders, for a group in Kafka.")
 
-
-def _registered(name: str, command: Callback, *parameters: Callback) -> Callback:
-    return group.command(name)(
-        decorated(command, click.argument("name", metavar="GROUP", type=GROUP), *parameters, with_clusters)
-    )
-
-
-def _details(why: str, expires: str | None) -> dict[str, Any]:
-    return {"why": why, "expires_s": None if expires is None else parse_expiry(expires, wall_ms())}
-
-
-def _command(command_name: str, *parameters: Callback, of_records: bool = False) -> Callable[[Callback], Callback]:
-    """Registers a function as the CLI command that writes an operator command. The function returns an `Act`.
-
-    It gets the values of `parameters`, and the reason and the expiry as `details`. Set `of_records` for an operator
-    command about records: groups in Kafka follow it too.
-    """
-
-    def add(function: Callback) -> Callback:
-        @functools.wraps(function)
-        def command(
-            name: str,
-            access: Access,
-            as_json: bool,
-            why: str,
-            expires: str | None,
-            dry_run: bool = False,
-            create: bool = False,
-            **given: Any,
-        ) -> None:
-            from allocator.cli.planning import show_plan
-            from allocator.operate import CommandReport, give, planned
-
-            act = function(details=_details(why, expires), **given)
-            if dry_run:
-                show_plan(asyncio.run(planned(access, name, [], [act])), as_json)
-                return
-            outcome = asyncio.run(give(access, name, act, create=create, by_leader=not of_records))
-            # an CommandReport is a tuple too, so check for it first
-            (_show_given if isinstance(outcome, CommandReport) else _show_withdrawn)(name, outcome, as_json)
-
-        option = CREATE if of_records else DRY_RUN
-        return _registered(command_name, command, *parameters, *REASON_OPTIONS, option)
-
-    return add
+# kind of command -> its arguments, under the names of the method of `GroupCommands`
+ARGUMENTS: Mapping[str, tuple[Callback, ...]] = {
+    "cordon": (MEMBER,),
+    "evacuate": (MEMBER,),
+    "swap": (click.argument("old"), click.argument("new")),
+    "pin": (PARTITIONS, click.argument("place")),
+    "freeze": (),
+    "budget": (
+        click.option("--at-once", type=click.IntRange(1), help="Moves at once, at most (default: no limit)."),
+        click.option("--per-minute", type=click.IntRange(1), help="Moves in a minute, at most (default: no limit)."),
+    ),
+    "canary": (click.argument("count", type=click.IntRange(0)),),
+    "pause": (PARTITIONS,),
+    "skip": (
+        click.argument("partition", callback=_partition),
+        click.argument("offset", type=click.IntRange(0)),
+        click.option("--undo", "end", flag_value="unskip", help="Withdraw it. A skipped record stays skipped."),
+    ),
+    "quarantine": (PARTITIONS, click.option("--lift", "end", flag_value="lift", help="Withdraw the quarantine.")),
+    "seek": (
+        PARTITIONS,
+        click.option("--to", required=True, callback=_target, help=f"New offset: {SEEK_TARGETS}."),
+    ),
+}
+# method of `GroupCommands` that withdraws commands -> its arguments, and the help
+WITHDRAWALS: Mapping[str, tuple[tuple[Callback, ...], str]] = {
+    "uncordon": ((MEMBER,), "Withdraw the cordon or the evacuation of MEMBER."),
+    "unpin": ((PARTITIONS,), "Withdraw the pins of PARTITIONS."),
+    "thaw": ((), "Withdraw the freeze."),
+    "promote": (
+        (click.argument("member", required=False),),
+        "End the canary for MEMBER, or for all members: they get their full number of partitions.",
+    ),
+    "resume": ((PARTITIONS,), "Withdraw the pause of PARTITIONS."),
+}
 
 
-def _withdrawal(command_name: str, *parameters: Callback) -> Callable[[Callback], Callback]:
-    """Registers a function as a CLI command that withdraws operator commands. The function returns an `Act`."""
+def _register(name: str, command: Callback, help: str, *parameters: Callback) -> None:
+    help = re.sub(r"\bPARTITION\b", "PARTITION (topic:0)", help.replace("PARTITIONS", "PARTITIONS (topic:0-3,7)"))
+    group_argument = click.argument("name", metavar="GROUP", type=GROUP)
+    group.command(name, help=help)(decorated(command, group_argument, *parameters, with_clusters))
 
-    def add(function: Callback) -> Callback:
-        @functools.wraps(function)
-        def command(name: str, access: Access, as_json: bool, **given: Any) -> None:
-            _withdraw(access, name, as_json, function(**given))
 
-        return _registered(command_name, command, *parameters)
+def _adding(kind: str) -> Callback:
+    """Returns the function of the CLI command that writes an operator command, or withdraws it with `end`."""
 
-    return add
+    def command(
+        name: str,
+        access: Access,
+        as_json: bool,
+        why: str,
+        expires: str | None,
+        dry_run: bool = False,
+        create: bool = False,
+        end: str | None = None,
+        **given: Any,
+    ) -> None:
+        from allocator.cli.planning import show_plan
+        from allocator.operate import CommandReport, give, planned
+
+        details = {"why": why, "expires_s": None if expires is None else parse_expiry(expires, wall_ms())}
+        act = methodcaller(kind, **given, **details) if end is None else methodcaller(end, **given)
+        if dry_run:
+            show_plan(asyncio.run(planned(access, name, [], [act])), as_json)
+            return
+        by_leader = KINDS[kind].acts == "leader"
+        outcome = asyncio.run(give(access, name, act, create=create, by_leader=by_leader))
+        # a CommandReport is a tuple too, so check for it first
+        (_show_given if isinstance(outcome, CommandReport) else _show_withdrawn)(name, outcome, as_json)
+
+    return command
+
+
+def _withdrawing(method: str) -> Callback:
+    def command(name: str, access: Access, as_json: bool, **given: Any) -> None:
+        _withdraw(access, name, as_json, methodcaller(method, **given))
+
+    return command
+
+
+for _kind, _arguments in ARGUMENTS.items():
+    _option = DRY_RUN if KINDS[_kind].acts == "leader" else CREATE
+    _register(_kind, _adding(_kind), KINDS[_kind].summary, *_arguments, *REASON_OPTIONS, _option)
+for _method, (_arguments, _help) in WITHDRAWALS.items():
+    _register(_method, _withdrawing(_method), _help, *_arguments)
 
 
 def _withdraw(access: Access, name: str, as_json: bool, act: Act) -> None:
@@ -161,133 +198,6 @@ def list_commands(name: str, remove: tuple[str, ...], access: Access, as_json: b
         console().print(commands_table(found))
     else:
         click.echo(f"{name} has no operator commands")
-
-
-@_command("cordon", MEMBER)
-def cordon(member: str, details: Any) -> Act:
-    """Assign no further partitions to MEMBER, which keeps those that it owns."""
-    return lambda commands: commands.cordon(member, **details)
-
-
-@_command("evacuate", MEMBER)
-def evacuate(member: str, details: Any) -> Act:
-    """Move all partitions away from MEMBER, within the budget. `commands` shows when it has none."""
-    return lambda commands: commands.evacuate(member, **details)
-
-
-@_withdrawal("uncordon", MEMBER)
-def uncordon(member: str) -> Act:
-    """Withdraw the cordon or the evacuation of MEMBER."""
-    return lambda commands: commands.uncordon(member)
-
-
-@_command("swap", click.argument("old"), click.argument("new"))
-def swap(old: str, new: str, details: Any) -> Act:
-    """Move all partitions of OLD to NEW, and no others. NEW may join later.
-
-    If NEW already owns partitions, the leader distributes them among all members.
-    """
-    return lambda commands: commands.swap(old, new, **details)
-
-
-@_command("pin", PARTITIONS, click.argument("place"))
-def pin(partitions: frozenset[TopicPartition], place: str, details: Any) -> Act:
-    """Assign PARTITIONS (topic:0-3,7) to PLACE: a member, or rack:NAME.
-
-    While PLACE has no live member, other members get these partitions.
-    """
-    return lambda commands: commands.pin(partitions, place, **details)
-
-
-@_withdrawal("unpin", PARTITIONS)
-def unpin(partitions: frozenset[TopicPartition]) -> Act:
-    """Withdraw the pins of PARTITIONS (topic:0-3,7)."""
-    return lambda commands: commands.unpin(partitions)
-
-
-@_command("freeze")
-def freeze(details: Any) -> Act:
-    """Move no partitions away from live members. Partitions without an owner still get one."""
-    return lambda commands: commands.freeze(**details)
-
-
-@_withdrawal("thaw")
-def thaw() -> Act:
-    """Withdraw the freeze."""
-    return lambda commands: commands.thaw()
-
-
-@_command(
-    "budget",
-    click.option(
-        "--at-once", type=click.IntRange(1), help="Maximum number of partitions that move at once (default: no limit)."
-    ),
-    click.option(
-        "--per-minute",
-        type=click.IntRange(1),
-        help="Maximum number of partitions that leave live members in a minute (default: no limit).",
-    ),
-)
-def budget(at_once: int | None, per_minute: int | None, details: Any) -> Act:
-    """Limit the moves in GROUP. Partitions without a live owner do not count."""
-    return lambda commands: commands.budget(at_once=at_once, per_minute=per_minute, **details)
-
-
-@_command("canary", click.argument("count", type=click.IntRange(0)))
-def canary(count: int, details: Any) -> Act:
-    """Assign exactly COUNT partitions to each process that joins from now on, until `promote`."""
-    return lambda commands: commands.canary(count, **details)
-
-
-@_withdrawal("promote", click.argument("member", required=False))
-def promote(member: str | None) -> Act:
-    """End the canary for MEMBER, or for all members: they get their full number of partitions."""
-    return lambda commands: commands.promote(member)
-
-
-# -- records ---------------------------------------------------------------------------------------------------------
-
-
-@_command("pause", PARTITIONS, of_records=True)
-def pause(partitions: frozenset[TopicPartition], details: Any) -> Act:
-    """Deliver no records of PARTITIONS (topic:0-3,7) to handlers until `resume`. Owners keep the partitions."""
-    return lambda commands: commands.pause(partitions, **details)
-
-
-@_withdrawal("resume", PARTITIONS)
-def resume(partitions: frozenset[TopicPartition]) -> Act:
-    """Withdraw the pause of PARTITIONS (topic:0-3,7)."""
-    return lambda commands: commands.resume(partitions)
-
-
-@_command(
-    "skip",
-    click.argument("partition", callback=_partitions),
-    click.argument("offset", type=click.IntRange(0)),
-    click.option("--undo", is_flag=True, help="Withdraw the command. A skipped record stays skipped."),
-    of_records=True,
-)
-def skip(partition: frozenset[TopicPartition], offset: int, undo: bool, details: Any) -> Act:
-    """Skip the record at OFFSET of PARTITION (topic:0): the handler does not get it, and it counts as done."""
-    if len(partition) != 1:
-        raise ConfigError(f"an offset needs exactly one partition, not {len(partition)}")
-    (one,) = partition
-    return lambda commands: commands.unskip(one, offset) if undo else commands.skip(one, offset, **details)
-
-
-@_command(
-    "quarantine", PARTITIONS, click.option("--lift", is_flag=True, help="Withdraw the quarantine."), of_records=True
-)
-def quarantine(partitions: frozenset[TopicPartition], lift: bool, details: Any) -> Act:
-    """Send the records of PARTITIONS (topic:0-3,7) to the dead-letter topic instead of the handler."""
-    return lambda commands: commands.lift(partitions) if lift else commands.quarantine(partitions, **details)
-
-
-@_command("seek", PARTITIONS, click.option("--to", required=True, help=f"New offset: {SEEK_TARGETS}."), of_records=True)
-def seek(partitions: frozenset[TopicPartition], to: str, details: Any) -> Act:
-    """Move the position of PARTITIONS (topic:0-3,7) to another offset. `commands` shows the former positions."""
-    place = str(parse_target(to, relative=False))
-    return lambda commands: commands.seek(partitions, place, **details)
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------

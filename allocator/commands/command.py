@@ -122,7 +122,7 @@ class CommandKind:
 
     name: str
     summary: str
-    """The effect of the command on the group, as the predicate of a sentence that starts with "the command"."""
+    """The effect of the command on the group, in the imperative, for the help of the command line and for the page."""
     arguments: Mapping[str, Check] = field(default_factory=dict)
     subject: Optional[tuple[str, ...]] = None
     """A new command replaces an earlier command of this kind with equal values of these arguments. (): a group has at
@@ -152,64 +152,76 @@ def _canary_words(given: Mapping[str, Any]) -> str:
 
 _KINDS = (
     CommandKind(
-        "cordon", "gives MEMBER no further partitions", {"member": member_argument}, words=itemgetter("member")
+        "cordon",
+        "Assign no further partitions to MEMBER, which keeps those that it owns.",
+        {"member": member_argument},
+        words=itemgetter("member"),
     ),
     CommandKind(
-        "evacuate", "gives all partitions of MEMBER to others", {"member": member_argument}, words=itemgetter("member")
+        "evacuate",
+        "Move all partitions away from MEMBER, within the budget.",
+        {"member": member_argument},
+        words=itemgetter("member"),
     ),
     CommandKind(
         "swap",
-        "gives all partitions of OLD to NEW, and to no other member",
+        "Move all partitions of OLD to NEW, and no others. NEW may join later.\n\n"
+        "If NEW already owns partitions, the leader distributes them among all members.",
         {"old": member_argument, "new": member_argument},
         subject=("old",),
         words=lambda given: f"{given['old']} for {given['new']}",
     ),
     CommandKind(
         "pin",
-        "keeps PARTITIONS at one member, or within one rack",
+        "Assign PARTITIONS to PLACE: a member, or rack:NAME.\n\n"
+        "While PLACE has no live member, other members get these partitions.",
         {"partitions": partitions_argument, "place": place_argument},
         subject=("partitions",),
         words=_place_words,
     ),
-    CommandKind("freeze", "moves no partition that has a live owner", subject=()),
+    CommandKind(
+        "freeze",
+        "Move no partitions away from live members. Partitions without an owner still get one.",
+        subject=(),
+    ),
     CommandKind(
         "budget",
-        "limits how many partitions are on the move at once, and in a minute",
+        "Limit how many partitions move at once and in a minute. Partitions without a live owner do not count.",
         {"at_once": limit_argument, "per_minute": limit_argument},
         subject=(),
         words=_budget_words,
     ),
     CommandKind(
         "canary",
-        "gives each new member exactly COUNT partitions until it is promoted",
+        "Assign exactly COUNT partitions to each process that joins from now on, until `promote`.",
         {"count": count_argument, "known": names_argument, "promoted": names_argument},
         subject=(),
         words=_canary_words,
     ),
     CommandKind(
         "pause",
-        "keeps the records of PARTITIONS from their owners' code",
+        "Deliver no records of PARTITIONS to handlers until `resume`. Owners keep the partitions.",
         {"partitions": partitions_argument},
         subject=("partitions",),
         acts="owner",
     ),
     CommandKind(
         "quarantine",
-        "sends the records of PARTITIONS to the dead-letter topic, without a call of the handler",
+        "Send the records of PARTITIONS to the dead-letter topic instead of the handler.",
         {"partitions": partitions_argument},
         subject=("partitions",),
         acts="owner",
     ),
     CommandKind(
         "skip",
-        "leaves out the record at OFFSET of a partition",
+        "Skip the record at OFFSET of PARTITION: the handler does not get it, and it counts as done.",
         {"partitions": partitions_argument, "offset": offset_argument},
         acts="owner",
         words=lambda given: f"at {given['offset']}",
     ),
     CommandKind(
         "seek",
-        "makes the owners of PARTITIONS continue at another position",
+        "Move the position of PARTITIONS to another offset. `commands` shows the former positions.",
         {"partitions": partitions_argument, "to": position_argument},
         subject=("partitions",),
         acts="owner",

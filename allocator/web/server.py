@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from tornado import iostream, netutil, web
 
 from allocator.assignors import known_names
+from allocator.commands import KINDS
 from allocator.core.aio import wait_for_event, within
 from allocator.core.text import parse_json, shown
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
@@ -559,6 +560,7 @@ class Events(PageHandler):
             "needs_token": site.guard.login is None,
             "actions": [] if site.read_only(self.user) else sorted([*site.actions, *letters]),
             "functions": known_names(),
+            "commands": {name: kind.summary for name, kind in KINDS.items()},
             "history": site.archive is not None,
             "records": "no" if site.records is None else site.records.offer(self.user, site.guard),
             "masked": [] if site.records is None else site.records.viewer.masks.parts,

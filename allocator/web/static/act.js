@@ -308,7 +308,7 @@ export const openCommand = (kind, preset = {}) => {
   let given = null;
   openDialog(`${capital(kind)} ${preset.member ?? name}`, [
     credentials(),
-    element("p", { class: "muted" }, `The command ${kind} ${form.says(kind)}.`),
+    element("p", { class: "muted" }, state.hello.commands[kind]),
     ...form.fields(kind),
     field("Why", reason),
     field("Hours", hours, "without a number it stays in force until it is withdrawn"),

@@ -49,39 +49,28 @@ export const commandForm = (group, preset = {}) => {
   if (preset.member) one.value = preset.member;
   if (preset.partitions) which.value = preset.partitions;
   const count = (input) => (input.value === "" ? null : Number(input.value));
+  // kind -> its arguments, and the fields to enter them
   const COMMANDS = {
-    cordon: [
-      "assigns no further partitions to a member; it keeps those that it has",
-      () => ({ member: one.value }),
-      () => oneField("Member"),
-    ],
-    evacuate: ["assigns all partitions of a member to others", () => ({ member: one.value }), () => oneField("Member")],
+    cordon: [() => ({ member: one.value }), () => oneField("Member")],
+    evacuate: [() => ({ member: one.value }), () => oneField("Member")],
     swap: [
-      "assigns all partitions of a member to another one",
       () => ({ old: one.value, new: second.value }),
       () => [...oneField("From member"), field("To member", second)],
     ],
     pin: [
-      "keeps partitions at one member, or within one rack",
       () => ({ partitions: partitionsOf(which.value), place: JSON.parse(spot.value) }),
       () => [field("Partitions", which), field("Place", spot)],
     ],
-    freeze: ["moves no partition that has a live owner", () => ({}), () => []],
+    freeze: [() => ({}), () => []],
     budget: [
-      "limits how many partitions move at once and per minute",
       () => ({ at_once: count(atOnce), per_minute: count(perMinute) }),
       () => [field("At once", atOnce), field("Per minute", perMinute)],
     ],
-    canary: [
-      "assigns exactly this number of partitions to each process that joins from now on, until the command is withdrawn",
-      () => canary(group, count(each)),
-      () => [field("Partitions of each new member", each)],
-    ],
+    canary: [() => canary(group, count(each)), () => [field("Partitions of each new member", each)]],
   };
   return {
-    kinds: Object.entries(COMMANDS).map(([kind, [says]]) => [kind, says]),
-    says: (kind) => COMMANDS[kind][0],
-    fields: (kind) => COMMANDS[kind][2](),
-    command: (kind) => ({ kind, arguments: COMMANDS[kind][1]() }),
+    kinds: Object.keys(COMMANDS),
+    fields: (kind) => COMMANDS[kind][1](),
+    command: (kind) => ({ kind, arguments: COMMANDS[kind][0]() }),
   };
 };

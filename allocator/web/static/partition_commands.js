@@ -9,13 +9,7 @@ import { commandsOn, words } from "./commands.js";
 import { now, state } from "./state.js";
 import { Table } from "./table.js";
 
-export const KINDS = {
-  pause: "owners keep the partitions, and their handlers get no records of them",
-  quarantine: "records go to the dead-letter topic, without a call of the handler",
-  skip: "the handler is not called with one record, which counts as done",
-  seek: "owners continue at another position",
-  pin: "the leader keeps the partitions at one member, or within one rack",
-};
+export const KINDS = ["pause", "quarantine", "skip", "seek", "pin"];
 const ENDS = {
   pause: "Their handlers get records again.",
   quarantine: "Their handlers get records again; the records in the dead-letter topic stay there.",
@@ -284,7 +278,7 @@ export const openPartitionCommand = (kind, cells) => {
     `${capital(kind)} ${titled(cells)}`,
     [
       credentials(),
-      element("p", { class: "muted" }, `${capital(KINDS[kind])}.`),
+      element("p", { class: "muted" }, state.hello.commands[kind]),
       field("Partitions", which),
       fields,
       field("Why", why),

@@ -88,7 +88,7 @@ const COLUMNS = [
   },
 ];
 // the operator commands about the partitions, each a button that shows them, and a button for each kind of command
-const kinds = () => (offers("commands/put") ? Object.keys(KINDS).filter((kind) => kind !== "pin" || leads()) : []);
+const kinds = () => (offers("commands/put") ? KINDS.filter((kind) => kind !== "pin" || leads()) : []);
 const acts = (kinds, cells, title, look) =>
   kinds.map((kind) =>
     opener(`${capital(kind)}…`, () => openPartitionCommand(kind, cells()), {

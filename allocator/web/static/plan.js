@@ -229,7 +229,9 @@ export const plan = (route, query) => {
       element(
         "optgroup",
         { label: "Commands" },
-        ...form.kinds.map(([kind, words]) => element("option", { value: `command:${kind}` }, `${kind}: ${words}`)),
+        ...form.kinds.map((kind) =>
+          element("option", { value: `command:${kind}` }, `${kind}: ${state.hello.commands[kind]}`),
+        ),
       ),
     );
     const commanded = () => (what.value.startsWith("command:") ? what.value.slice(8) : null);

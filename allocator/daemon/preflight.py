@@ -21,7 +21,7 @@ from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import parse_address
 from allocator.core.subscription import topic_pattern
-from allocator.core.text import plain
+from allocator.core.text import plain, some_of
 from allocator.daemon.config import Config
 from allocator.errors import AllocatorError, ConfigError
 from allocator.handlers import RetryPlan
@@ -31,7 +31,6 @@ from allocator.types import TopicPartition
 
 REACH_S = 3.0  # limit of one TCP connection in seconds; higher: waits longer for a host that drops packets
 SETTLE_S = 5.0  # seconds for topics to appear; higher: reports a missing topic later
-MAX_NAMES = 5  # maximum number of names in one line
 
 
 @dataclass(frozen=True)
@@ -133,12 +132,12 @@ def _members(config: Config, state: GroupState | None) -> Check:
         return Check(what, True, f"members of the membership {config.group.membership!r} are not checked")
     if state is None or not state.members:
         return Check(what, True, "no other members; this one owns all partitions")
-    names = _few(map(state.name_of, state.members))
+    names = some_of([*map(state.name_of, state.members)])
     found = f"{len(state.members)} other members: {names}"
     offered = set(config.group.assignor or ("naive",))
     common = offered.intersection(*(info.strategies for info in state.members.values() if info.strategies))
     if not common and all(info.strategies for info in state.members.values()):
-        others = _few(sorted({name for info in state.members.values() for name in info.strategies}))
+        others = some_of(sorted({name for info in state.members.values() for name in info.strategies}))
         remedy = f"set group.assignor to an assignor that all members have: they offer {others}"
         return Check(what, False, f"{found}; none of {sorted(offered)} is offered by all of them", remedy)
     if state.problems:
@@ -194,7 +193,7 @@ def _topics(config: Config, client: KafkaClient) -> Iterable[Check]:
         matches = sorted(filter(topic_pattern(config.group.pattern).matches, existing))
         what = f"topics like {config.group.pattern}"
         if matches:
-            yield Check(what, True, f"{len(matches)}: {_few(matches)}")
+            yield Check(what, True, f"{len(matches)}: {some_of(matches)}")
         else:
             yield Check(what, None, "no topic of the cluster matches", "correct group.pattern, or create the topics")
     dead_letters = config.handler.dead_letter_topic
@@ -210,7 +209,7 @@ def _topics(config: Config, client: KafkaClient) -> Iterable[Check]:
             continue
         if numbers is None:
             near = difflib.get_close_matches(topic, existing, 3)
-            hint = f"did you mean {_few(near)}? Otherwise create it" if near else ""
+            hint = f"did you mean {some_of(near)}? Otherwise create it" if near else ""
             hint = hint or "create it, or allow this user to describe it"
             yield Check(what, False, "the cluster has no such topic, or does not show it to this user", hint)
             continue
@@ -245,8 +244,3 @@ async def _refused(address: str, default_port: int) -> str | None:
         return f"no connection: {error.strerror or error}"
     writer.close()
     return None
-
-
-def _few(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:MAX_NAMES]) + (f" and {len(listed) - MAX_NAMES} more" if len(listed) > MAX_NAMES else "")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 
 from allocator.assignors import LoadReport, MemberLoads, built_in
 from allocator.commands import Commands
-from allocator.core.text import plain, shown, table
+from allocator.core.text import plain, shown, some_of, table
 from allocator.documents import to_ranges
 from allocator.operate.command_report import CommandReport, command_reports
 from allocator.protocols.zookeeper import (
@@ -456,7 +456,7 @@ class GroupReport:
 
 def listed(names: Sequence[str]) -> str:
     """Returns at most `SHOWN` names as text, and how many more there are."""
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return some_of(names, SHOWN)
 
 
 def clock_time(seconds: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from allocator.core.text import plain
+from allocator.core.text import plain, some_of
 from allocator.operate import GroupState, Logs
 from allocator.types import TopicPartition
 
@@ -465,10 +465,7 @@ def _process(state: GroupState, member: str) -> tuple[str, str, Optional[int]]:
 
 def _say(what: str, names: Iterable[str]) -> list[str]:
     names = list(names)
-    if not names:
-        return []
-    more = f" and {len(names) - MAX_NAMES_IN_REASON} more" if len(names) > MAX_NAMES_IN_REASON else ""
-    return [f"{what}: {', '.join(names[:MAX_NAMES_IN_REASON])}{more}"]
+    return [f"{what}: {some_of(names, MAX_NAMES_IN_REASON)}"] if names else []
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allocator.cli.options import repeated
 from allocator.testing import USUAL_ZOOKEEPER
 
 if TYPE_CHECKING:
@@ -46,20 +45,13 @@ def cluster() -> None:
 @click.option(
     "--directory", type=click.Path(file_okay=False), help="Keep data and logs here (default: a temporary directory)."
 )
-@repeated("--set", "settings", metavar="KEY=VALUE", text="Setting of server.properties")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text.")
-def up(kafka: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def up(kafka: str, as_json: bool, **options: Any) -> None:
     """Start a cluster, print its addresses, and stop it at Ctrl-C or SIGTERM."""
-    config = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
-        config[key] = value
     with _stops_at_signals():
         from allocator.testing import LocalCluster
 
-        with LocalCluster(None if kafka == "none" else kafka, broker_config=config, **options) as running:
+        with LocalCluster(None if kafka == "none" else kafka, **options) as running:
             try:
                 click.echo(json.dumps(_described(running)) if as_json else _text(running))
                 sys.stdout.flush()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from allocator.cli.options import ERROR, GROUP, NOTHING_CHANGED, Seconds, execute_option, repeated, with_clusters
+from allocator.cli.options import ERROR, GROUP, NOTHING_CHANGED, execute_option, repeated, with_clusters
 from allocator.cli.output import console, print_json
 from allocator.cli.report import commands_table, groups_table, members_table, offsets_table, reset_table, retries_table
 from allocator.core.text import plain
@@ -89,17 +89,16 @@ def describe_command(name: str | None, access: Access, as_json: bool) -> None:
 
 @group.command("adopt")
 @click.argument("name", metavar="GROUP", type=GROUP)
-@click.option("--wait", default=60.0, type=Seconds(0), help="Seconds to wait until the group has moved.")
 @execute_option
 @with_clusters
-def adopt_command(name: str, wait: float, execute: bool, access: Access, as_json: bool) -> None:
+def adopt_command(name: str, execute: bool, access: Access, as_json: bool) -> None:
     """Move a group of kiel to this library's layout, without a restart. All its members must use this library."""
     from allocator.operate import adopt, candidate
 
     async def run() -> Any:
         async with access.ensemble() as zk:
             if execute:
-                await adopt(zk, name, access.root, wait, lambda line: click.echo(line, err=as_json))
+                await adopt(zk, name, access.root, lambda line: click.echo(line, err=as_json))
             return await candidate(zk, name)
 
     found = asyncio.run(run())

@@ -214,22 +214,15 @@ def list_commands(name: str, remove: tuple[str, ...], access: Access, as_json: b
 @repeated("--rack", metavar="MEMBER=RACK", text="A member moves to another rack")
 @repeated("--partitions", metavar="TOPIC=COUNT", text="A topic grows to this number of partitions")
 @click.option("--function", metavar="NAME", help="All members use this allocator function.")
-@repeated("--cordon", metavar="MEMBER", text="MEMBER gets no further partitions (cordon)")
 @repeated("--evacuate", metavar="MEMBER", text="All partitions of MEMBER move away (evacuate)")
-@repeated("--swap", metavar="OLD=NEW", text="All partitions of OLD move to NEW (swap)")
-@repeated("--pin", metavar="PARTITIONS=PLACE", text="PARTITIONS move to PLACE (pin)")
-@click.option("--freeze", is_flag=True, help="No partition leaves a live member (freeze).")
 @click.option("--at-once", type=click.IntRange(1), help="At most this many moves at once (budget).")
-@click.option("--per-minute", type=click.IntRange(1), help="At most this many moves a minute (budget).")
 @click.option("--apply", "apply", is_flag=True, help="Write the operator commands, if the plan contains nothing else.")
 @click.option("--why", default="", show_default=False, help="Reason, shown with the commands of --apply.")
 @with_clusters
 def pla_command(
     name: str,
     function: str | None,
-    freeze: bool,
     at_once: int | None,
-    per_minute: int | None,
     apply: bool,
     why: str,
     access: Access,
@@ -242,25 +235,14 @@ def pla_command(
     brokers, and topics that the group has not read yet.
     """
     from allocator.cli.planning import show_plan
-    from allocator.operate import changes_of, give, pair, planned
+    from allocator.operate import changes_of, give, planned
 
     changes = changes_of(given, function)
-    commands = [
-        *(methodcaller("cordon", member, why=why) for member in given["cordon"]),
-        *(methodcaller("evacuate", member, why=why) for member in given["evacuate"]),
-        *(methodcaller("swap", *pair(text, "--swap"), why=why) for text in given["swap"]),
-    ]
-    for text in given["pin"]:
-        partitions, place = pair(text, "--pin")
-        commands.append(methodcaller("pin", parse_partitions(partitions), place, why=why))
-    if freeze:
-        commands.append(methodcaller("freeze", why=why))
-    if at_once is not None or per_minute is not None:
-        commands.append(methodcaller("budget", at_once=at_once, per_minute=per_minute, why=why))
+    commands = [methodcaller("evacuate", member, why=why) for member in given["evacuate"]]
+    if at_once is not None:
+        commands.append(methodcaller("budget", at_once=at_once, why=why))
     if apply and (changes or not commands):
-        raise ConfigError(
-            "--apply writes operator commands, so the plan must consist of them (--cordon, --evacuate, --pin, ...)"
-        )
+        raise ConfigError("--apply writes operator commands, so the plan must consist of them (--evacuate, --at-once)")
     plan = asyncio.run(planned(access, name, changes, commands))
     show_plan(plan, as_json)
     if apply:

@@ -180,7 +180,6 @@ def archive(
 @click.command()
 @click.argument("topic", metavar="[TOPIC]", required=False)
 @_topic_options
-@click.option("--hot", default=20, type=click.IntRange(min=0), help="Number of busiest keys to report.")
 @click.option(
     "--members", type=click.IntRange(min=1), help="Also report how evenly this many members would share the load."
 )
@@ -192,7 +191,6 @@ def skew(
     brokers: Optional[str],
     topics: tuple[str, ...],
     options: tuple[str, ...],
-    hot: int,
     members: Optional[int],
     **run: Any,
 ) -> None:
@@ -204,7 +202,7 @@ def skew(
     if len(named) != 1:
         raise ConfigError(f"give exactly one topic, such as `allocator skew orders`, not {len(named)}")
     source = _topic(brokers, named[0], options)
-    work = partial(measure, source, hot=hot, members=members)
+    work = partial(measure, source, members=members)
     _report("allocator skew", [source], f"measuring {source.name}", work, **run)
 
 

@@ -12,6 +12,7 @@ from allocator.protocols.legacy import AdoptionRefused, HandoverPhase, KielPaths
 from allocator.protocols.zookeeper import ZooKeeperClient, retrying
 
 POLL_S = 0.2
+WAIT_S = 60.0  # for all members; some may have stopped
 
 
 class AdoptionUnfinished(AllocatorError):
@@ -52,14 +53,14 @@ async def candidate(zk: ZooKeeperClient, group: str) -> Candidate:
     return Candidate(members, foreign, len(assigned), None if sealed is None else sealed.phase)
 
 
-async def adopt(zk: ZooKeeperClient, group: str, root: str, wait_s: float, say: Callable[[str], None]) -> None:
+async def adopt(zk: ZooKeeperClient, group: str, root: str, say: Callable[[str], None]) -> None:
     """Seals the group, and returns when its members own all partitions under `root`.
 
-    Calls `say` with a line for each step. Waits for all members at most `wait_s` seconds: some may have stopped. Raises
-    AdoptionRefused before it changes anything, and AdoptionUnfinished if partitions have no owner then; call it again
-    to continue. Retries a lost connection to ZooKeeper until then.
+    Calls `say` with a line for each step. Raises AdoptionRefused before it changes anything, and AdoptionUnfinished if
+    partitions have no owner after `WAIT_S`; call it again to continue. Retries a lost connection to ZooKeeper until
+    then.
     """
-    ends = asyncio.get_running_loop().time() + wait_s
+    ends = asyncio.get_running_loop().time() + WAIT_S
     found = await candidate(zk, group)
     if found.obstacle is not None:
         raise AdoptionRefused(f"group {group!r} cannot move to {root}: {found.obstacle}")
@@ -88,7 +89,7 @@ async def adopt(zk: ZooKeeperClient, group: str, root: str, wait_s: float, say: 
             if state is not None:
                 where = f"{len(state.members)} members own {len(state.owners)} partitions under {root}"
             raise AdoptionUnfinished(
-                f"group {group!r} is moving to {root}; after {wait_s:g} s {where}. The members complete the move "
+                f"group {group!r} is moving to {root}; after {WAIT_S:g} s {where}. The members complete the move "
                 "without further commands. Read their logs, or run this again to wait longer"
             )
         await asyncio.sleep(POLL_S)

@@ -115,17 +115,17 @@ def changes_of(options: Mapping[str, Sequence[str]], function: Optional[str]) ->
     """Returns the hypothetical changes from the options of `allocator group plan`. Raises ConfigError."""
     changes: list[Change] = []
     for text in options["add"]:
-        name, weight = pair(text, "--add") if "=" in text else (text, "1")
+        name, weight = _pair(text, "--add") if "=" in text else (text, "1")
         changes.append(methodcaller("adding", name, weight=_number(weight, "--add")))
     for text in options["add_in_rack"]:
-        name, rack = pair(text, "--add-in-rack")
+        name, rack = _pair(text, "--add-in-rack")
         changes.append(methodcaller("adding", name, rack=rack))
     for text in options["weight"]:
-        name, weight = pair(text, "--weight")
+        name, weight = _pair(text, "--weight")
         changes.append(methodcaller("weighing", name, _number(weight, "--weight")))
-    changes += [methodcaller("moving_rack", *pair(text, "--rack")) for text in options["rack"]]
+    changes += [methodcaller("moving_rack", *_pair(text, "--rack")) for text in options["rack"]]
     for text in options["partitions"]:
-        topic, count = pair(text, "--partitions")
+        topic, count = _pair(text, "--partitions")
         changes.append(methodcaller("growing", topic, int(_number(count, "--partitions"))))
     changes += [methodcaller("removing", name) for name in options["remove"]]
     changes += [methodcaller("removing", name, failed=True) for name in options["fail"]]
@@ -135,7 +135,7 @@ def changes_of(options: Mapping[str, Sequence[str]], function: Optional[str]) ->
     return changes
 
 
-def pair(text: str, option: str) -> tuple[str, str]:
+def _pair(text: str, option: str) -> tuple[str, str]:
     """Splits "NAME=VALUE". Raises ConfigError."""
     first, equals, second = text.rpartition("=")
     if not equals or not first or not second:

@@ -21,6 +21,8 @@ from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
+TOPIC_POLL_S = 10.0  # between two metadata requests
+
 
 def does_not_exist(client: PartitionCountSource, partition: TopicPartition) -> ConfigError | None:
     """Returns the error for a partition that its topic does not have; None if it exists or the topic is unknown."""
@@ -35,7 +37,7 @@ class FixedMembership(GroupMembership):
     """A member without a group. It owns the partitions that the user chose.
 
     These are `partitions`, or else every partition of `topics`, or of the topics whose name starts with a match of
-    `pattern`. New partitions follow within `topic_poll_s` seconds. If the metadata does not list a topic, the member
+    `pattern`. New partitions follow within `TOPIC_POLL_S` seconds. If the metadata does not list a topic, the member
     keeps its partitions: a starting broker may report existing topics as missing.
     """
 
@@ -48,7 +50,6 @@ class FixedMembership(GroupMembership):
         topics: frozenset[str] = frozenset(),
         pattern: str | None = None,
         partitions: Iterable[TopicPartition] = (),
-        topic_poll_s: float = 10.0,
     ) -> None:
         super().__init__(listener)
         self.member_id = name
@@ -57,7 +58,6 @@ class FixedMembership(GroupMembership):
         self._client = client
         self._selection = TopicSelection(topics, pattern)
         self._partitions = frozenset(partitions)
-        self._topic_poll_s = topic_poll_s
         self._active = False
 
     async def confirm(self) -> bool:
@@ -189,7 +189,7 @@ class FixedMembership(GroupMembership):
         self._selection.follow(self._client, frozenset(p.topic for p in self._partitions))
 
     async def _poll_topics(self) -> None:
-        while not await wait_for_event(self._stop, self._topic_poll_s):
+        while not await wait_for_event(self._stop, TOPIC_POLL_S):
             if not self._partitions:
-                with contextlib.suppress(AllocatorError):  # it is requested again after `topic_poll_s`
+                with contextlib.suppress(AllocatorError):  # it is requested again after `TOPIC_POLL_S`
                     await self._client.refresh()

@@ -28,11 +28,10 @@ class NoPosition(NoOffsetsError, errors.NoOffsetForPartitionError):  # type: ign
 
     __str__ = Exception.__str__
 
-    def __init__(self, partitions: Iterable[TopicPartition], strategy: str = "auto_offset_reset") -> None:
+    def __init__(self, partitions: Iterable[TopicPartition]) -> None:
         self.partitions = frozenset(partitions)
-        super().__init__(
-            f"no offset to start at and {strategy} is 'none', seek them: {partition_names(self.partitions)}"
-        )
+        names = partition_names(self.partitions)
+        super().__init__(f"no offset to start at and auto_offset_reset is 'none', seek them: {names}")
 
 
 class PositionOutOfRange(OffsetOutOfRange, errors.OffsetOutOfRangeError):  # type: ignore[misc]

@@ -6,5 +6,13 @@ leader of a group on ZooKeeper obeys the others: `protocols.zookeeper.steering`.
 
 from __future__ import annotations
 
-from allocator.commands.command import KINDS, Command, CommandKeeper, CommandResult, Commands
+from allocator.commands.command import (
+    KINDS,
+    LEADERS_KINDS,
+    OWNERS_KINDS,
+    Command,
+    CommandKeeper,
+    CommandResult,
+    Commands,
+)
 from allocator.commands.operator_commands import OperatorCommands

@@ -232,6 +232,8 @@ _KINDS = (
 
 KINDS: Mapping[str, CommandKind] = {kind.name: kind for kind in _KINDS}
 """Every kind that this version knows, by name."""
+LEADERS_KINDS = frozenset(kind.name for kind in _KINDS if kind.acts == "leader")
+OWNERS_KINDS = tuple(kind.name for kind in _KINDS if kind.acts == "owner")
 
 
 @dataclass(frozen=True)

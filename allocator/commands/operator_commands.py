@@ -8,7 +8,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 
-from allocator.commands.command import KINDS, Command, CommandKeeper, CommandResult, Commands
+from allocator.commands.command import OWNERS_KINDS, Command, CommandKeeper, CommandResult, Commands
 from allocator.core.aio import wall_ms
 from allocator.core.consumer import CommandedConsumer, RecordCommands
 from allocator.core.subscription import Tenure
@@ -17,7 +17,6 @@ from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
-OWNERS_KINDS = tuple(kind.name for kind in KINDS.values() if kind.acts == "owner")
 RETRY_S = 0.2
 
 

@@ -37,7 +37,7 @@ NOT_OURS = (
     "assigns the partitions, so such commands have no effect"
 )
 
-WITHDRAWN_BY_PARTITION = ("pause", "quarantine", "pin", "skip")
+WITHDRAWN_BY_PARTITION = tuple(kind.name for kind in KINDS.values() if "partitions" in kind.arguments and not kind.once)
 
 
 class CommandsFromOutside:
@@ -59,11 +59,11 @@ class CommandsFromOutside:
 
     async def cordon(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> CommandReport:
         """Stops assigning partitions to the member, which keeps those that it has."""
-        return await self.give_by_name("cordon", {"member": member}, why=why, expires_s=expires_s)
+        return await self.give("cordon", {"member": member}, why=why, expires_s=expires_s)
 
     async def evacuate(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> CommandReport:
         """Moves all partitions away from the member, within the budget. The command is done when it owns none."""
-        return await self.give_by_name("evacuate", {"member": member}, why=why, expires_s=expires_s)
+        return await self.give("evacuate", {"member": member}, why=why, expires_s=expires_s)
 
     async def uncordon(self, member: str) -> tuple[Command, ...]:
         """Withdraws the cordon and the evacuation of this member."""
@@ -76,7 +76,7 @@ class CommandsFromOutside:
 
     async def swap(self, old: str, new: str, *, why: str = "", expires_s: Optional[float] = None) -> CommandReport:
         """Moves all partitions of `old` to `new`, and no others. `new` may join later."""
-        return await self.give_by_name("swap", {"old": old, "new": new}, why=why, expires_s=expires_s)
+        return await self.give("swap", {"old": old, "new": new}, why=why, expires_s=expires_s)
 
     async def canary(self, count: int, *, why: str = "", expires_s: Optional[float] = None) -> CommandReport:
         """Assigns exactly `count` partitions to each process that joins from now on, until `promote` names it."""
@@ -104,7 +104,7 @@ class CommandsFromOutside:
     ) -> CommandReport:
         """Assigns the partitions to this member, or with "rack:NAME" to the members in this rack."""
         arguments = {"partitions": to_ranges(partitions), "place": parse_place(place)}
-        return await self.give_by_name("pin", arguments, why=why, expires_s=expires_s)
+        return await self.give("pin", arguments, why=why, expires_s=expires_s)
 
     async def unpin(self, partitions: Collection[PartitionLike]) -> tuple[Command, ...]:
         """Withdraws the pins of these partitions. A pin stays in force for its other partitions."""
@@ -188,18 +188,14 @@ class CommandsFromOutside:
     async def give(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
     ) -> CommandReport:
-        """Writes a command of any kind, with unchanged `arguments`."""
-        return await self._put(self.make(kind, arguments, why=why, expires_s=expires_s))
+        """Writes a command of any kind, with members in any of the forms that `GroupCommands` accepts.
 
-    async def give_by_name(
-        self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
-    ) -> CommandReport:
-        """Like `give`, for members in any of the forms that `GroupCommands` accepts. Raises CommandRefused for an
-        unknown member or rack."""
+        Raises CommandRefused for an unknown member or rack.
+        """
         self.make(kind, arguments)  # raises for wrong arguments before it reads the members
         if not MEMBER_ARGUMENTS.isdisjoint(arguments):
             arguments = with_lasting_names(self._group, await self._members(), arguments)
-        return await self.give(kind, arguments, why=why, expires_s=expires_s)
+        return await self._put(self.make(kind, arguments, why=why, expires_s=expires_s))
 
     async def withdraw(self, kind: str, arguments: Mapping[str, Any]) -> tuple[Command, ...]:
         """Withdraws commands of one kind from these partitions: "pause", "quarantine", "pin" or "skip".

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from allocator.commands import KINDS, CommandKeeper
+from allocator.commands import OWNERS_KINDS, CommandKeeper
 from allocator.core.client import KafkaClient
 from allocator.core.settings import names_arguments
 from allocator.errors import CommandRefused
@@ -14,8 +14,6 @@ from allocator.operate.group_commands import NOT_OURS, CommandsFromOutside
 from allocator.operate.group_report import GroupState
 from allocator.operate.kafka_describe import kafka_group
 from allocator.protocols import CommandTopic
-
-OWNERS_KINDS = tuple(kind.name for kind in KINDS.values() if kind.acts == "owner")
 
 
 class CommandsOfKafkaGroup(CommandsFromOutside):

@@ -207,9 +207,7 @@ class GroupWork:
 
 
 def _act(command: CommandRequest) -> Act:
-    return lambda commands: commands.give_by_name(
-        command.kind, command.arguments, why=command.why, expires_s=command.expires_s
-    )
+    return lambda commands: commands.give(command.kind, command.arguments, why=command.why, expires_s=command.expires_s)
 
 
 # last part of the URL's path -> change

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from allocator.commands.command import Command, Commands
+from allocator.commands.command import LEADERS_KINDS, Command, Commands
 from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.protocols.zookeeper.client.client import Op
-from allocator.protocols.zookeeper.steering import LEADERS_KINDS, members_named
+from allocator.protocols.zookeeper.steering import members_named
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo
 from allocator.protocols.zookeeper.znodes.member_names import member_name
 

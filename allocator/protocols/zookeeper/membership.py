@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from allocator import __version__
 from allocator.assignors import REPORT_S, Assignor, Load, LoadReport
-from allocator.commands import KINDS, CommandKeeper, Commands
+from allocator.commands import KINDS, LEADERS_KINDS, CommandKeeper, Commands
 from allocator.core.aio import TaskGroup, boot_clock, wait_for_event, wall_ms
 from allocator.core.membership import AssignmentListener, MemberSettings
 from allocator.core.settings import DEFAULT
@@ -50,7 +50,6 @@ from allocator.protocols.zookeeper.command_store import CommandStore
 from allocator.protocols.zookeeper.leader import Leader, LeaderSettings
 from allocator.protocols.zookeeper.seats import FEATURE, IN_USE
 from allocator.protocols.zookeeper.session import SessionMembership
-from allocator.protocols.zookeeper.steering import LEADERS_KINDS
 from allocator.protocols.zookeeper.znodes.assignment_reader import AssignmentReader
 from allocator.protocols.zookeeper.znodes.documents import (
     AssignmentDocument,

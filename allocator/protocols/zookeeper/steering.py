@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from allocator.assignors import Constraints
-from allocator.commands import KINDS, Command, Commands
+from allocator.commands import LEADERS_KINDS, Command, Commands
 from allocator.core.text import partition_names, plain, some_of
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, CommandState, MemberInfo, sequence
 from allocator.protocols.zookeeper.znodes.member_names import member_name
@@ -31,7 +31,6 @@ from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
-LEADERS_KINDS = frozenset(kind.name for kind in KINDS.values() if kind.acts == "leader")
 
 Infos = Mapping[str, MemberInfo]
 

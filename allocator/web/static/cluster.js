@@ -3,7 +3,7 @@
 import { offers } from "./requests.js";
 import { element, link } from "./dom.js";
 import { number, plural, whole } from "./format.js";
-import { field, search } from "./parts.js";
+import { filterRow } from "./parts.js";
 import { offered } from "./records.js";
 import { build } from "./route.js";
 import { matches } from "./rows.js";
@@ -162,23 +162,7 @@ const list = (what, title, columns, name, about) => (route, query) => {
   });
   const count = element("p", { class: "muted", role: "status" }),
     note = element("p", { class: "muted", hidden: true });
-  const filters = element(
-    "div",
-    { class: "filters" },
-    field(
-      "Search",
-      search(
-        "q",
-        route.query.q ?? "",
-        (q) => {
-          route.query.q = q;
-          query({ q });
-          show();
-        },
-        "part of a name",
-      ),
-    ),
-  );
+  const filters = filterRow(route, query, () => show(), "part of a name");
   const show = () => {
     table.show(
       found[what].filter((row) => matches(columns.map((column) => column.text(row)).join(" "), route.query.q ?? "")),

@@ -2,7 +2,7 @@
 
 import { element, link } from "./dom.js";
 import { age, ago, number, plural, rate, span, whole } from "./format.js";
-import { choice, field, findingBadges, phaseBadge, phaseOf, search } from "./parts.js";
+import { filterRow, findingBadges, phaseBadge, phaseOf } from "./parts.js";
 import { build } from "./route.js";
 import { matches } from "./rows.js";
 import { now, state } from "./state.js";
@@ -135,27 +135,10 @@ export const overview = (route, query) => {
   const title = element("h2", { tabindex: "-1" }, "Groups"),
     count = element("p", { class: "muted", role: "status" });
   const empty = element("p", { class: "empty" });
-  const change = (part) => {
-    Object.assign(route.query, part);
-    query(part);
-    update();
-  };
-  const filters = element(
-    "div",
-    { class: "filters" },
-    field(
-      "Search",
-      search("q", route.query.q ?? "", (q) => change({ q }), "part of a name"),
-    ),
-    field(
-      "State",
-      choice("state", STATES, route.query.state ?? "", (value) => change({ state: value })),
-    ),
-    field(
-      "Findings",
-      choice("findings", WRONG, route.query.findings ?? "", (value) => change({ findings: value })),
-    ),
-  );
+  const filters = filterRow(route, query, () => update(), "part of a name", {
+    state: ["State", STATES],
+    findings: ["Findings", WRONG],
+  });
   const update = () => {
     if (!state.overview) {
       empty.hidden = false;

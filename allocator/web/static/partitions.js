@@ -5,7 +5,7 @@ import { badge, element, link } from "./dom.js";
 import { ago, number, plural, rate, span, whole } from "./format.js";
 import { KIND, inForce, leads, commandsOn, short } from "./commands.js";
 import { KINDS, openInForce, openPartitionCommand, commandsChanged } from "./partition_commands.js";
-import { choice, field, owner, search, to } from "./parts.js";
+import { filterRow, owner, to } from "./parts.js";
 import { matches } from "./rows.js";
 import { called, cells, nameOf, now, partitionRows, state } from "./state.js";
 import { Table } from "./table.js";
@@ -166,25 +166,8 @@ export const partitionTable = (route, query, chosen, label, id = "partitions") =
   const count = element("p", { class: "muted", role: "status" });
   const chosenCells = () => table.rows.map((row) => row.cell),
     about = element("div", { class: "acts", role: "group", hidden: true });
-  const change = (part) => {
-    Object.assign(route.query, part);
-    query(part);
-    update();
-  };
-  const filters = element(
-    "div",
-    { class: "filters" },
-    field(
-      "Search",
-      search("q", route.query.q ?? "", (q) => change({ q }), "topic:number or owner"),
-    ),
-    field(
-      "Show",
-      choice("show", SHOW, route.query.show ?? "", (value) => change({ show: value })),
-    ),
-    count,
-    about,
-  );
+  const filters = filterRow(route, query, () => update(), "topic:number or owner", { show: ["Show", SHOW] });
+  filters.append(count, about);
   const update = () => {
     if (!state.group) return;
     const columns =

@@ -93,3 +93,27 @@ export const search = (name, value, change, hint) => {
   node.addEventListener("input", () => change(node.value));
   return node;
 };
+
+// The filters above a table: a search, and `choices` by name. The address keeps them; `update` is called after a change
+export const filterRow = (route, query, update, hint, choices = {}) => {
+  const change = (part) => {
+    Object.assign(route.query, part);
+    query(part);
+    update();
+  };
+  const chosen = Object.entries(choices).map(([name, [words, options]]) =>
+    field(
+      words,
+      choice(name, options, route.query[name] ?? "", (value) => change({ [name]: value })),
+    ),
+  );
+  return element(
+    "div",
+    { class: "filters" },
+    field(
+      "Search",
+      search("q", route.query.q ?? "", (q) => change({ q }), hint),
+    ),
+    ...chosen,
+  );
+};

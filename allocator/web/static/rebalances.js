@@ -4,7 +4,7 @@ import { timeline } from "./charts.js";
 import { badge, element, link } from "./dom.js";
 import { flow } from "./flow.js";
 import { moment, plural, span, whole } from "./format.js";
-import { field, figures, search, section, to } from "./parts.js";
+import { figures, filterRow, section, to } from "./parts.js";
 import { matches } from "./rows.js";
 import { looks, marks, now, state } from "./state.js";
 import { Table } from "./table.js";
@@ -93,23 +93,7 @@ export const rebalances = (route, query) => {
   });
   const strip = element("div", { id: "timeline" }),
     opened = now();
-  const filters = element(
-    "div",
-    { class: "filters" },
-    field(
-      "Search",
-      search(
-        "q",
-        route.query.q ?? "",
-        (q) => {
-          route.query.q = q;
-          query({ q });
-          update("rebalances");
-        },
-        "reason or member",
-      ),
-    ),
-  );
+  const filters = filterRow(route, query, () => update("rebalances"), "reason or member");
   const update = (kind) => {
     if (kind === "lag" || kind === "findings" || kind === "overview") return;
     const q = route.query.q ?? "";

@@ -14,10 +14,11 @@ Kinds that are carried out once for each partition have `results`: {"when": ms, 
 A command of an unknown kind, or with wrong arguments, stays in the znode and has no effect; `Command.fault` names the
 fault. The first write after a day removes expired and done commands.
 
-To add a kind, add a `CommandKind` to `_KINDS`. Its checks refuse wrong arguments before they are written. Each member
-writes the name of the kind to its znode (`MemberInfo.commands`), so that members of older versions can be named. Then
-carry out the kind in the leader, or in the owners of its partitions. Owners read the commands with one watch
-(`CommandStore.read`), and call `CommandStore.add_results` if the kind is carried out once.
+To add a kind, add a `CommandKind` to `_KINDS`, and the arguments of its command line to `cli.operator_commands`. Its
+checks refuse wrong arguments before they are written. Each member writes the name of the kind to its znode
+(`MemberInfo.commands`), so that members of older versions can be named. Then carry out the kind in the leader, or in
+the owners of its partitions. Owners read the commands with one watch (`CommandStore.read`), and call
+`CommandStore.add_results` if the kind is carried out once.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from allocator.cli.commands import main
-from allocator.cli.operator_commands import parse_expiry
+from allocator.cli.operator_commands import ARGUMENTS, parse_expiry
+from allocator.commands import KINDS
 from allocator.errors import ConfigError
 from allocator.operate import parse_partitions
 from allocator.types import TopicPartition
@@ -31,6 +32,13 @@ def test_an_expiry_is_a_span_or_a_time() -> None:
     for wrong in ("", "tomorrow", "1w", "-1h", "2026-01-01T01:00:00"):
         with pytest.raises(ConfigError, match="neither a span"):
             parse_expiry(wrong, NOW)
+
+
+def test_the_command_line_has_every_kind_of_command_with_the_text_of_its_declaration() -> None:
+    assert set(ARGUMENTS) == set(KINDS)
+    for kind in KINDS.values():
+        shown = " ".join(CliRunner().invoke(main, ["group", kind.name, "--help"], terminal_width=1000).output.split())
+        assert kind.summary.partition("PARTITION")[0].split("\n")[0].strip() in shown
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,20 @@ from contextlib import contextmanager
 
 from allocator.handlers.sinks.sink import Parameters, TransactionalSink
 
+BUSY_TIMEOUT_S = 30.0
+
 
 class SqliteSink(TransactionalSink[sqlite3.Connection]):
     """Stores offsets and effects in one SQLite file, for members on one machine.
 
     `effects` gets a `sqlite3.Connection`. SQLite allows only one writing transaction at a time, in all processes
-    together. If a process has waited `busy_timeout_s` seconds for another's transaction, `write` raises
+    together. If a process has waited 30 seconds for another's transaction, `write` raises
     sqlite3.OperationalError, and you may write the unit again.
     """
 
-    def __init__(self, path: str, *, table: str = "allocator_offsets", busy_timeout_s: float = 30.0) -> None:
+    def __init__(self, path: str, *, table: str = "allocator_offsets") -> None:
         super().__init__(table)
         self.path = str(path)
-        self._busy_timeout_s = busy_timeout_s
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()
 
@@ -49,7 +50,7 @@ class SqliteSink(TransactionalSink[sqlite3.Connection]):
         with self._lock:
             if self._connection is None:
                 self._connection = sqlite3.connect(
-                    self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
+                    self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
                 )
             connection = self._connection
             # IMMEDIATE takes the write lock at once: a transaction that reads first may fail to get it later

@@ -37,6 +37,8 @@ __all__ = ["Archive", "ArchiveReport", "Progress", "Reach", "Transform", "archiv
 
 Progress = Callable[[int, int], None]
 
+FILE_BYTES = 128 << 20  # of a compacted file, about
+
 
 @dataclass
 class ArchiveReport:
@@ -256,12 +258,11 @@ def compact(
     directory: str | Path,
     topic: str | None = None,
     *,
-    file_size: int = 128 << 20,
     dry_run: bool = False,
     progress: Progress | None = None,
     spark: SparkSession | None = None,
 ) -> ArchiveReport:
-    """Merges neighbouring commits whose files have less than half of `file_size` bytes on average.
+    """Merges neighbouring commits whose files have less than 64 MiB on average.
 
     A crash loses no record: `compact` deletes the old files only after it has written the new manifest.
     Raises ArchiveCorrupt, ArchiveBusy, ConfigError.
@@ -274,7 +275,7 @@ def compact(
         spark = spark or session("allocator archive compact")
     with contextlib.nullcontext() if dry_run else store.locked():
         alive = store.live()
-        groups = _groups(alive, file_size)
+        groups = _groups(alive)
         number = max((manifest.number for manifest in alive), default=0)
         for done, group in enumerate(groups, 1):
             report.replaced += [old.number for old in group]
@@ -291,15 +292,15 @@ def compact(
     return report
 
 
-def _groups(manifests: list[Manifest], file_size: int) -> list[list[Manifest]]:
+def _groups(manifests: list[Manifest]) -> list[list[Manifest]]:
     groups: list[list[Manifest]] = [[]]
     sizes: Counter[int] = Counter()  # partition -> bytes in the current group
     for manifest in manifests:
-        small = manifest.size < file_size / 2 * max(1, len(manifest.files))
+        small = manifest.size < FILE_BYTES / 2 * max(1, len(manifest.files))
         added: Counter[int] = Counter()
         for found in manifest.files:
             added[found.partition] += found.size
-        if groups[-1] and (not small or any(sizes[p] + size > 2 * file_size for p, size in added.items())):
+        if groups[-1] and (not small or any(sizes[p] + size > 2 * FILE_BYTES for p, size in added.items())):
             groups.append([])
             sizes.clear()
         if small:

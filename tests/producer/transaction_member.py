@@ -27,15 +27,17 @@ def say(word: str) -> None:
 
 def stop_at(request: str, when: str, how: str, count: int) -> None:
     """Freezes or kills this process before it sends the `count`-th request of this name, or after the response."""
-    send, left = KafkaClient.send, count
+    send, sent, stopped = KafkaClient.send, 0, False
 
     async def stopping(self: Any, node: int, message: Any, *rest: Any, **more: Any) -> Any:
-        nonlocal left
+        nonlocal sent, stopped
         if not type(message).__name__.startswith(request):
             return await send(self, node, message, *rest, **more)
-        left -= 1
+        sent += 1
+        number = sent  # the transactions of several partitions send at the same time
         response = await send(self, node, message, *rest, **more) if when == "after" else None
-        if left == 0:
+        if number >= count and not stopped:
+            stopped = True
             say("stops")
             os.kill(os.getpid(), signal.SIGSTOP if how == "freeze" else signal.SIGKILL)
         return await send(self, node, message, *rest, **more) if when == "before" else response

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from allocator.core.aio import wait_for_event
+from allocator.core.aio import first_of, wait_for_event
 from allocator.core.telemetry import Measures
 from allocator.core.text import shown
 from allocator.errors import AllocatorError, BrokerError, Fenced, HandlerFailed
@@ -29,7 +29,8 @@ TOO_LARGE = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 class Failures:
     """Handles failed records for the workers of all partitions.
 
-    `pass_by` stores the offset after a record in the sink; None without a sink.
+    `may_act` and `until_active` tell whether this member may still act, and wait until it may. `pass_by` stores the
+    offset after a record in the sink; None without a sink.
     """
 
     def __init__(
@@ -40,6 +41,9 @@ class Failures:
         retry_topics: RetryTopics | None,
         measures: Measures,
         pass_by: Callable[[Any], Awaitable[None]] | None,
+        *,
+        may_act: Callable[[], bool],
+        until_active: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._handler = handler
         self._retries, self._policy = handling.retries, handling.policy
@@ -47,6 +51,7 @@ class Failures:
         self._retry_topics = retry_topics
         self._measures = measures
         self._pass_by = pass_by
+        self._may_act, self._until_active = may_act, until_active
 
     def delay_s(self, lane: Lane, error: BaseException, since_s: float) -> float | None:
         """Returns the seconds until the next attempt of the lane's first record; None: no further attempt."""
@@ -81,7 +86,7 @@ class Failures:
         Returns False if the partition leaves this member first. Raises HandlerFailed if none of these is possible. A
         worker that stops does so too: the next owner would call the handler once more for a record that is given up.
         """
-        if not await self._pass_on(lane, error):
+        if not (await self._still_owns(lane.worker) and await self._pass_on(lane, error)):
             return False
         pass_by, argument = self._pass_by, lane.units[0].argument
         if pass_by is None:
@@ -92,6 +97,17 @@ class Failures:
             )
         except Fenced:
             return False  # the next owner handles the record, or passes it on once more
+
+    async def _still_owns(self, worker: LaneOwner) -> bool:
+        """Returns whether the partition is this member's. The call may have failed because the process stood still, and
+        then the next owner has handled the record."""
+        while not worker.has_outlived:
+            if self._may_act():
+                return True
+            if worker.stopping:
+                return False
+            await first_of(self._until_active(), worker.stopped.wait())
+        return False
 
     async def _pass_on(self, lane: Lane, error: BaseException) -> bool:
         worker = lane.worker

@@ -168,6 +168,8 @@ class Processor:
                 self._retry_topics,
                 measures,
                 None if member.sink is None else member.sink.pass_by,
+                may_act=member.membership.may_act,
+                until_active=member.commits.until_may_act,
             ),
             measures=measures,
             broken=self._fail,

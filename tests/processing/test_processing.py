@@ -502,6 +502,30 @@ def test_a_call_that_ends_in_a_thread_while_the_position_is_computed_does_no_har
     assert window.base == 8
 
 
+@pytest.mark.parametrize("lost", [True, False])
+async def test_a_record_is_given_up_only_while_the_partition_is_owned(lost: bool) -> None:
+    """A process that stood still in a call sees its error before it sees the end of its session."""
+    cluster, letters, failed = Cluster(records=1), Letters(), asyncio.Event()
+
+    async def fail(record: Record) -> None:
+        it.source.active = False
+        failed.set()
+        raise ValueError("the connection broke meanwhile")
+
+    async with running(cluster, fail, letters, retries=Retries(0)) as it:
+        await failed.wait()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert letters.offsets == []
+        if lost:
+            await it.source.lose()
+        it.source.active = True
+        it.source.wake()
+        await until(lambda: lost or letters.offsets)
+        await it.stop()
+    assert letters.offsets == ([] if lost else [0])
+
+
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 

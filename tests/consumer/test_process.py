@@ -147,6 +147,28 @@ async def test_a_failing_handler_ends_the_call_and_the_consumer_continues_at_tha
         assert record.offset == 42
 
 
+@pytest.mark.parametrize("how", ["close", "stop"])
+async def test_a_handler_may_close_its_consumer(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str, how: str
+) -> None:
+    service = Keyed(kafka_cluster, topic_factory(1), group)
+    handled: list[int] = []
+
+    async def handle(record: Record) -> None:
+        if record.offset == 42:
+            await getattr(consumer, how)()
+        handled.append(record.offset)
+
+    async with service.member() as consumer:
+        await asyncio.wait_for(consumer.process(handle, drain_timeout_s=60), 30)
+    assert handled == list(range(len(handled)))
+    assert len(handled) > 42
+    async with service.member() as successor:
+        found = await successor.committed(service.partition)
+        assert found is not None
+        assert found.offset == len(handled)
+
+
 async def test_a_further_call_waits_for_a_call_of_the_handler_that_outlasts_the_first(
     kafka_cluster: LocalCluster, topic_factory: Topics, group: str
 ) -> None:

@@ -45,18 +45,19 @@ class ClosesOnce:
     def begun(self) -> bool:
         return self._done is not None
 
-    async def run(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Awaits `close()` in the first call. Further calls wait for the first one."""
+    async def run(self, close: Callable[[], Awaitable[None]], *, called: bool = False) -> None:
+        """Awaits `close()` in the first call. Further calls wait for the first one. `called`: the caller is code that
+        `close` may wait for, as a callback is."""
         callback = _in_callback.get()
         if self._done is None:
             self._done = asyncio.get_running_loop().create_future()
             work = self._first(close, self._done)
-            if callback is None or callback.over:
+            if not called and (callback is None or callback.over):
                 await work
             else:
                 self._task = asyncio.get_running_loop().create_task(work, name="close")
                 self._task.add_done_callback(_log_failure)
-        elif not self._done.done() and callback is None:
+        elif not self._done.done() and callback is None and not called:
             await asyncio.shield(self._done)
 
     @staticmethod

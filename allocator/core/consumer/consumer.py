@@ -157,8 +157,8 @@ class ConsumerBase:
     async def close(self, *, commit: bool = True, restart: bool = True) -> None:
         """Commits done records, releases all partitions, and leaves the group.
 
-        May be called repeatedly; each call returns once the consumer is closed. If a listener calls it, it returns at
-        once, and the consumer closes when the listener has returned.
+        May be called repeatedly; each call returns once the consumer is closed. If a listener or a handler calls it, it
+        returns at once, and the consumer closes when they have returned.
 
         If a task is reading, `close` waits until that task requests more records. The request raises Closed. If the
         reader itself calls `close`, or a task that it has started, the records delivered last do not count as done, and
@@ -175,7 +175,8 @@ class ConsumerBase:
         self._member.must_be_here()
         self._closed = True
         self._reading.close()  # even in a later call: another task may have called `close` before the reader does
-        await self._closing.run(partial(self._close, commit=commit, restart=restart))
+        called = self._member.hold_of_call is not None
+        await self._closing.run(partial(self._close, commit=commit, restart=restart), called=called)
 
     async def _close(self, **how: bool) -> None:
         try:

@@ -19,7 +19,7 @@ from allocator.core.client import ErrorCode, KafkaClient
 from allocator.core.consumer import ConsumerBase, TransactionalCommits, fenced
 from allocator.core.subscription import Phase, TopicPartitionState
 from allocator.core.text import partition_names
-from allocator.errors import AllocatorError, BrokerError, ConfigError, IllegalState
+from allocator.errors import AllocatorError, BrokerError, ConfigError, Fenced, IllegalState
 from allocator.producer.transaction import REPLACED, GroupOffset, NewRecord, TooLargeForTopic, TransactionalWriter
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -85,10 +85,10 @@ class TenureTransactions:
         writing = {each: owner.producer._writing[each] for each in ("timeout_s", "compression")}
         self._writer = TransactionalWriter(owner.producer._client, name, **writing)
         self._turn = asyncio.Lock()
-        self._tried: OffsetAndMetadata | None = None
-        """The offset of a transaction whose outcome is unknown."""
+        self._seen: Any = None
+        """The committed offset (`Seen`); None: not looked at in this tenure, or since it continued elsewhere."""
         self._confirmed = False
-        """Whether nobody else can commit, and the committed offset is the one that the tenure knows."""
+        """Whether nobody else can commit, and `_seen` is true."""
 
     async def begin(self) -> None:
         """Fences the former owner, at the first call and after an unknown outcome. Raises Fenced if a transaction has
@@ -100,8 +100,12 @@ class TenureTransactions:
         must_last(self.tenure)  # a former owner must not fence the next one
         if not self._confirmed or self._writer.in_doubt:
             await self._writer.open()
-            await self._offsets.confirm(self.tenure, self._tried)
-            self._confirmed, self._tried = True, None
+            try:
+                self._seen = await self._offsets.confirm(self.tenure, self._seen)
+            except Fenced:
+                self._seen = None
+                raise
+            self._confirmed = True
 
     async def commit(self, records: Records, choose: Choose, committed: Callable[[], None]) -> None:
         """Writes the records and the chosen offset, calls `committed`, and returns once readers see them.
@@ -112,32 +116,40 @@ class TenureTransactions:
         async with self._turn:
             await self._begin()
             offset = choose()
-            if offset is None:
-                return
-            self._confirmed, self._tried = False, offset
+            if records and offset is not None and not self._offsets.changes(self._seen, offset):
+                # Records before the committed offset were read again, up to that offset. Where they begin is committed
+                # first, or nobody could tell without a response whether their results are there.
+                await self._commit({}, OffsetAndMetadata(self.tenure.done()[0], "", -1), lambda: None)
+                await self._begin()
+                offset = choose()
+            if offset is not None:
+                await self._commit(records, offset, committed)
 
-            async def send(to_send: OffsetAndMetadata, refusal: Callable[[], AllocatorError | None]) -> None:
-                to_commit = GroupOffset(
-                    self._core.commits.offsets.coordinator, self._group, self.tenure.partition, to_send, refusal
-                )
-                await self._writer.commit(records, to_commit)
+    async def _commit(self, records: Records, offset: OffsetAndMetadata, committed: Callable[[], None]) -> None:
+        self._confirmed = False
 
-            try:
-                await self._offsets.commit_with(self.tenure, offset, send)
-            except TooLargeForTopic:
-                self._confirmed = True
-                raise
-            except BrokerError as error:
-                if error.code in OVER:
-                    raise fenced(str(error)) from error
-                raise
-            committed()
-            try:
-                await self._writer.settle()
-                await self._until_applied(offset.offset)
-            except AllocatorError:
-                return  # it is committed; `begin` makes sure of the rest
-            self._confirmed, self._tried = True, None
+        async def send(to_send: OffsetAndMetadata, refusal: Callable[[], AllocatorError | None]) -> None:
+            to_commit = GroupOffset(
+                self._core.commits.offsets.coordinator, self._group, self.tenure.partition, to_send, refusal
+            )
+            await self._writer.commit(records, to_commit)
+
+        try:
+            self._seen = await self._offsets.commit_with(self.tenure, offset, send)
+        except TooLargeForTopic:
+            self._confirmed = True
+            raise
+        except BrokerError as error:
+            if error.code in OVER:
+                raise fenced(str(error)) from error
+            raise
+        committed()
+        try:
+            await self._writer.settle()
+            await self._until_applied(offset.offset)
+        except AllocatorError:
+            return  # it is committed; `begin` makes sure of the rest
+        self._confirmed = True
 
     async def _until_applied(self, offset: int) -> None:
         """Returns once the coordinator of the group has applied the offset, so that it cannot confuse this transaction

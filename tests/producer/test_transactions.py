@@ -325,6 +325,40 @@ async def test_a_result_that_the_former_owner_committed_late_is_not_written_agai
     assert Counter(await two.results()) == Counter([b"former", b"next"])
 
 
+async def test_a_transaction_up_to_the_committed_offset_is_found_without_its_response(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a seek back to records that end there, the offset alone would not tell whether it is committed."""
+    await two.fill(3)
+    send, ends, written = KafkaClient.send, asyncio.Event(), 0
+
+    async def without_response(self: Any, node: int, message: Any, *rest: Any, **more: Any) -> Any:
+        nonlocal written
+        response = await send(self, node, message, *rest, **more)
+        written += type(message).__name__.startswith("Produce")
+        if type(message).__name__.startswith("EndTxn") and written:
+            ends.set()
+            await asyncio.Event().wait()
+        return response
+
+    async with two.owner() as (producer, consumer):
+        await batch_of(consumer)
+        await in_transaction(producer, consumer, (two.out, b"first"))
+        consumer.seek((two.source, 0), 1)
+        await batch_of(consumer)
+        monkeypatch.setattr(KafkaClient, "send", without_response)
+        again = asyncio.ensure_future(in_transaction(producer, consumer, (two.out, b"second")))
+        await ends.wait()
+        again.cancel()
+        await asyncio.wait({again})
+        monkeypatch.undo()
+        assert (await batch_of(consumer)).base_offset == 1
+        with pytest.raises(Fenced, match="committed offset 3"):
+            await in_transaction(producer, consumer, (two.out, b"third"))
+        assert (await consumer.committed((two.source, 0))).offset == 3
+    assert await two.results() == [b"first", b"second"]
+
+
 async def test_a_block_that_raises_writes_nothing_and_its_records_are_read_again(two: Two) -> None:
     await two.fill(3)
     async with two.owner() as (producer, consumer):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.commits import CommitCall, Commits
 from allocator.core.errors import AllocatorError, BrokerError, Fenced
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.subscription.commit_text import done_of
+from allocator.core.subscription.done import DoneSet
+from allocator.core.subscription.loss import Committed
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import OffsetAndMetadata, TopicPartition
@@ -20,6 +22,20 @@ Refusal = Callable[[], Optional[AllocatorError]]
 # Brokers before 2.5 do not tell that the offsets of a committed transaction are not applied yet. Seconds until they
 # count as applied. Higher: a partition starts later; lower: a coordinator under load may take longer
 SETTLED_S = 0.2
+
+
+class Seen(NamedTuple):
+    """A committed offset with its done records; None: nothing is committed.
+
+    Guarantee: each transaction with results changes it. So it tells whether a transaction without a response is there.
+    """
+
+    at: tuple[int, DoneSet | None] | None
+
+    @classmethod
+    def of(cls, offset: OffsetAndMetadata) -> Seen:
+        done = offset.done if isinstance(offset, Committed) else None
+        return cls((offset.offset, done or done_of(offset.metadata, offset.offset)))
 
 
 class TransactionalCommits:
@@ -36,20 +52,22 @@ class TransactionalCommits:
         knows = self._client.broker_version >= (2, 5)
         return (await self._commits.offsets.fetch([partition], require_stable=knows)).get(partition)
 
-    async def confirm(self, tenure: TopicPartitionState, tried: OffsetAndMetadata | None) -> None:
-        """Checks that no transaction has committed another offset than this tenure knows, once no further one can.
+    async def confirm(self, tenure: TopicPartitionState, seen: Seen | None) -> Seen:
+        """Returns the committed offset, once no other transaction can change it.
 
-        `tried`: the offset of an own transaction whose outcome is unknown. Raises Fenced if another offset is
-        committed, and continues there.
+        `seen`: what the last call returned, or what has been committed since; None in the first call of a tenure.
+        Raises Fenced if something else is committed, such as by an own transaction whose outcome was unknown, and
+        continues there.
         """
         if self._client.broker_version < (2, 5):
             await asyncio.sleep(SETTLED_S)
         found = await self.stable(tenure.partition)
         if found is None or tenure is not self._state.assignment.get(tenure.partition):
-            return  # no transaction has committed an offset; or the tenure has ended, so that nothing is committed
-        at = found.offset, done_of(found.metadata, found.offset)
-        if at == tenure.committed or (tenure.is_sought and (tried is None or found.offset != tried.offset)):
-            return
+            return Seen(None)  # nothing is committed; or the tenure has ended, so that nothing will be
+        now = Seen.of(found)
+        # at first, a seek or another log decides where the tenure begins, whatever is committed
+        if now == seen or (seen is None and (now.at == tenure.committed or tenure.is_sought)):
+            return now
         known = "none" if tenure.committed is None else tenure.committed[0]
         tenure.restart(found)
         self._fetcher.wake()
@@ -58,14 +76,20 @@ class TransactionalCommits:
             f"since this member read the committed offset ({known}); reading continues there, request the next records"
         )
 
+    def changes(self, seen: Seen | None, offset: OffsetAndMetadata) -> bool:
+        """Returns whether a commit of this offset could be told from the committed one."""
+        return Seen.of(offset) != seen
+
     async def commit_with(
         self,
         tenure: TopicPartitionState,
         offset: OffsetAndMetadata,
         send: Callable[[OffsetAndMetadata, Refusal], Awaitable[None]],
-    ) -> None:
-        """Notes the offset as committed when `send` returns. `send` gets the offset with its metadata, and a check that
-        returns why it may not be committed (any more)."""
+    ) -> Seen:
+        """Notes the offset as committed when `send` returns, and returns it.
+
+        `send` gets the offset with its metadata, and a check that returns why it may not be committed (any more).
+        """
         partition = tenure.partition
         call = CommitCall(self._state, self._commits.membership, self._commits.now)
         to_send = call.note(self._commits.metadata.added({partition: offset}), {partition: offset})[partition]
@@ -82,6 +106,7 @@ class TransactionalCommits:
         text = self._commits.offsets.text(to_send.metadata or "")
         await send(to_send._replace(metadata=text), refusal)
         call.stored({partition: to_send})
+        return Seen.of(to_send)
 
 
 def fenced(text: str) -> Fenced:

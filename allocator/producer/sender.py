@@ -37,9 +37,17 @@ REQUEST_BYTES: Final = 4 << 20
 ASK_AGAIN_S: Final = 0.1
 
 SEQUENCE_LOST: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID))
-# error codes after which the broker may have stored the batch
+# Error codes after which the broker may have stored the batch. The last three are also for a request that waits for the
+# followers while the broker ceases to lead the partition
 MAYBE_WRITTEN: Final = frozenset(
-    (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+    (
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    )
 )
 TOO_LARGE: Final = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
 LAST_EPOCH: Final = 0x7FFF

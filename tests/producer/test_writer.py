@@ -220,6 +220,34 @@ async def test_a_record_that_arrives_corrupt_is_retried_a_few_times(
     assert len(await values(kafka_cluster, topic)) == 1 + (refusals == 2)
 
 
+class AnswersAfterTheAppend(KafkaClient):
+    """A broker that ceases to lead answers the first Produce with `code`, and has stored the batch. The next leader
+    refuses the repetition, whose timestamps are too old by then."""
+
+    codes: tuple[int, ...] = ()
+
+    async def send(self, node_id: int, request: Any, timeout_s: float | None = None, **options: Any) -> Any:
+        response = await super().send(node_id, request, timeout_s, **options)
+        if isinstance(request, ProduceRequest) and self.codes:
+            code, self.codes = self.codes[0], self.codes[1:]
+            response.responses[0].partition_responses[0].error_code = code
+        return response
+
+
+@pytest.mark.parametrize("code", [6, 3, 56])
+async def test_no_record_is_written_twice_if_its_broker_ceased_to_lead_after_the_append(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, code: int
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    async with AnswersAfterTheAppend(kafka_cluster.bootstrap) as client, RecordWriter(client, linger_s=0.05) as writer:
+        client.codes = (code, 32)
+        for delivered in [await writer.append(topic, None, value) for value in (b"1", b"2")]:
+            with pytest.raises(DeliveryFailed, match="INVALID_TIMESTAMP") as error:
+                await delivered
+            assert error.value.maybe_written
+    assert await values(kafka_cluster, topic) == [b"1", b"2"]
+
+
 async def fill(writer: RecordWriter, topic: str) -> None:
     """Appends more than `buffer_bytes`."""
     for _ in range(20):

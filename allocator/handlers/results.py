@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 from allocator.core.aio import Backoff
 from allocator.core.consumer import ConsumerBase
 from allocator.core.subscription import TopicPartitionState
-from allocator.errors import AllocatorError, DeliveryFailed, Fenced
+from allocator.errors import AllocatorError, Closed, DeliveryFailed, Fenced
 from allocator.handlers.handlers import HandlerMisuse
 from allocator.handlers.window import Unit, Window, offset_of
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -159,6 +159,8 @@ class Committing:
                     await asyncio.sleep(backoff.next())
                 elif not self._goes_on():
                     return
+                elif not _is_refusal(failed):
+                    raise  # of the transaction: no record is to blame
                 elif len(units) > 1:
                     most = 1  # finds the record whose result is refused
                 else:
@@ -174,11 +176,19 @@ class Committing:
         for number, unit in enumerate(units):
             try:
                 placed = [await producer._placed(*each) for each in unit.results or ()]
+            except Closed:
+                raise
             except Exception as error:  # noqa: BLE001 - it is a failure of the handler, like those of its call
                 return number, records, error
             for at, record in placed:
                 records[at].append(record)
         return len(units), records, None
+
+
+def _is_refusal(error: BaseException) -> bool:
+    from allocator.producer import RefusedByTopic  # imported with the first transaction
+
+    return isinstance(error, RefusedByTopic)
 
 
 def _same(offset: OffsetAndMetadata) -> OffsetAndMetadata:

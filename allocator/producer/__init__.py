@@ -26,5 +26,5 @@ from allocator.producer.partitioner import Partitioner
 from allocator.producer.producer import Producer
 from allocator.producer.sender import BatchSender, PartitionQueue, SequenceLost
 from allocator.producer.topics import add_partitions, create_topic, result_error
-from allocator.producer.transaction import NewRecord, TooLargeForTopic, TransactionalWriter
+from allocator.producer.transaction import NewRecord, RefusedByTopic, TooLargeForTopic, TransactionalWriter
 from allocator.producer.writer import RecordWriter

@@ -13,18 +13,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Optional
+from typing import Any, Optional
 
-from allocator.core.client import ErrorCode, KafkaClient
+from allocator.core.client import KafkaClient
 from allocator.core.consumer import ConsumerBase, TransactionalCommits, fenced
 from allocator.core.subscription import Phase, TopicPartitionState
 from allocator.core.text import partition_names
 from allocator.errors import AllocatorError, BrokerError, ConfigError, Fenced, IllegalState
-from allocator.producer.transaction import REPLACED, GroupOffset, NewRecord, TooLargeForTopic, TransactionalWriter
+from allocator.producer.transaction import OVER, GroupOffset, NewRecord, TooLargeForTopic, TransactionalWriter
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-# another owner has begun, or the coordinator has aborted the transaction, or forgotten the transactional id
-OVER: Final = REPLACED | {ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_ID_MAPPING}
 Records = Mapping[TopicPartition, Sequence[NewRecord]]
 Choose = Callable[[], Optional[OffsetAndMetadata]]
 

@@ -35,6 +35,8 @@ ADD_VERSION, END_VERSION = 3, 4
 OFFSET_VERSION = 2  # later versions can name the member, which the transactional id replaces
 FIRST_PAUSE_S = 0.005  # the markers of the last transaction are usually written by then
 REPLACED: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED))
+# another owner has begun, or the coordinator has aborted the transaction, or forgotten the transactional id
+OVER: Final = REPLACED | {ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_ID_MAPPING}
 
 
 class NewRecord(NamedTuple):
@@ -63,7 +65,11 @@ class GroupOffset(NamedTuple):
     """Returns why the transaction may not be committed (any more). Called just before."""
 
 
-class TooLargeForTopic(BrokerError):
+class RefusedByTopic(BrokerError):
+    """A topic does not accept a record. The transaction is not to blame, nor are other records."""
+
+
+class TooLargeForTopic(RefusedByTopic):
     """The topic does not accept a record of this size. Raise its max.message.bytes."""
 
 
@@ -210,7 +216,12 @@ class TransactionalWriter:
         """Splits a batch that is too large. Raises all other errors."""
         where = f"{partition.topic}:{partition.partition}"
         if error.code not in TOO_LARGE:
-            raise error if error.code is None else self._refusal(error.code, where)
+            if error.code is None:
+                raise error
+            refusal = self._refusal(error.code, where)
+            if error.code in OVER or refusal.retriable:
+                raise refusal
+            raise RefusedByTopic(str(refusal), code=error.code)
         if queue.in_doubt:  # only a new epoch makes sure that the sequence numbers are known
             raise BrokerError(f"{where}: a batch is refused, and may be written: {error}", retriable=True)
         refused = queue.pending[0].batch

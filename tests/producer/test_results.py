@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from allocator import Consumer, Produce, Record
-from allocator.errors import ConfigError, HandlerFailed
+from allocator.errors import Closed, ConfigError, HandlerFailed
 from allocator.testing import wait_until_async
 from tests.producer import result_handlers
 from tests.producer.test_transactions import PARTITIONS, Two, Walk, disturb, long, two, walk
@@ -144,6 +144,26 @@ async def test_a_result_that_cannot_be_written_is_a_failure_of_the_handler(
         consumer.seek((two.source, 0), 0)
         with pytest.raises(HandlerFailed, match="Produce and other values"):
             await consumer.process(lambda record: [Produce(two.out, b""), 1], results=mode)  # type: ignore[arg-type]
+
+
+async def test_an_error_of_the_transaction_ends_the_call_and_is_no_fault_of_a_record(
+    two: Two, topic_factory: Callable[..., str]
+) -> None:
+    await fill(two)
+    letters = await asyncio.to_thread(topic_factory, PARTITIONS)
+    async with two.owner() as (producer, consumer):
+        closing = asyncio.Event()
+
+        async def handle(record: Record) -> Produce:
+            await producer.close()
+            closing.set()
+            return Produce(two.out, record.value)
+
+        options: dict[str, Any] = {"results": "exactly-once", "retries": 0, "dead_letter_topic": letters}
+        with pytest.raises(Closed, match="producer is closed"):
+            await asyncio.wait_for(consumer.process(handle, **options), 60)
+        assert closing.is_set()
+    assert await asyncio.to_thread(committed_values, two.cluster.bootstrap, letters) == []
 
 
 async def test_a_consumer_that_may_have_committed_otherwise_is_refused(two: Two) -> None:

@@ -83,7 +83,7 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
         "exception-stacktrace": stack[-STACK_BYTES:],
     }
     return [
-        *record.headers,
+        *_without_own_letter(record.headers, group),
         *((PREFIX + name, utf8(each)[:ERROR_BYTES]) for name, each in own.items()),
         *((SPRING + name, data) for name, data in spring.items()),
     ]
@@ -119,6 +119,16 @@ def own_count(headers: Sequence[tuple[str, Optional[bytes]]]) -> int | None:
     The record may have headers of the same names, as a letter has that became a letter of the next service.
     """
     return next((n for n in reversed(range(len(headers))) if headers[n][0] == PREFIX + "topic"), None)
+
+
+def _without_own_letter(
+    headers: Sequence[tuple[str, Optional[bytes]]], group: str
+) -> Sequence[tuple[str, Optional[bytes]]]:
+    """Leaves out what an earlier letter of the same group had: a tool may have written it back with all its headers."""
+    count = own_count(headers)
+    if count is None or dict(headers[count:]).get(PREFIX + "group") != utf8(group):
+        return headers
+    return [*headers[:count], *(each for each in headers[count:] if each[0] in (REDRIVES, FIRST_TIMESTAMP))]
 
 
 def own_headers(record: Record) -> list[tuple[str, Optional[bytes]]]:

@@ -53,14 +53,16 @@ async def candidate(zk: ZooKeeperClient, group: str) -> Candidate:
     return Candidate(members, foreign, len(assigned), None if sealed is None else sealed.phase)
 
 
-async def adopt(zk: ZooKeeperClient, group: str, root: str, say: Callable[[str], None]) -> None:
+async def adopt(
+    zk: ZooKeeperClient, group: str, root: str, say: Callable[[str], None], *, wait_s: float = WAIT_S
+) -> None:
     """Seals the group, and returns when its members own all partitions under `root`.
 
     Calls `say` with a line for each step. Raises AdoptionRefused before it changes anything, and AdoptionUnfinished if
-    partitions have no owner after `WAIT_S`; call it again to continue. Retries a lost connection to ZooKeeper until
+    partitions have no owner after `wait_s`; call it again to continue. Retries a lost connection to ZooKeeper until
     then.
     """
-    ends = asyncio.get_running_loop().time() + WAIT_S
+    ends = asyncio.get_running_loop().time() + wait_s
     found = await candidate(zk, group)
     if found.obstacle is not None:
         raise AdoptionRefused(f"group {group!r} cannot move to {root}: {found.obstacle}")
@@ -89,7 +91,7 @@ async def adopt(zk: ZooKeeperClient, group: str, root: str, say: Callable[[str],
             if state is not None:
                 where = f"{len(state.members)} members own {len(state.owners)} partitions under {root}"
             raise AdoptionUnfinished(
-                f"group {group!r} is moving to {root}; after {WAIT_S:g} s {where}. The members complete the move "
+                f"group {group!r} is moving to {root}; after {wait_s:g} s {where}. The members complete the move "
                 "without further commands. Read their logs, or run this again to wait longer"
             )
         await asyncio.sleep(POLL_S)

@@ -506,6 +506,8 @@ class DeletedJson(Response):
     znodes: Count
     committed: Annotated[MaybeCount, described("Partitions with a committed offset in Kafka.")]
     offsets_stay: Annotated[str, described("Why the offsets are kept; empty if they are deleted.")]
+    paused: Annotated[bool, described("Whether the group is paused: then its services wait, and it is not deleted.")]
+    brokers: Annotated[Optional[str], described("The cluster choice that is deleted with the group.")]
 
 
 class SettlingJson(Response):

@@ -51,7 +51,7 @@ async def test_members_over_kafka_obey_commands_and_their_undoing(
 
     async with service.consumer() as consumer:
         work = asyncio.ensure_future(
-            consumer.process(handle, retries=1_000_000, retry_backoff_s=600.0, dead_letter_topic=dead)
+            consumer.process(handle, retries=1_000_000, retry_backoff_s=30.0, dead_letter_topic=dead)
         )
         try:
             await produce(0, 0, 0, 0)

@@ -25,7 +25,7 @@ async def commit_as_kiel(bootstrap: str, group: str, topic: str, offset: int) ->
     async with KafkaClient(bootstrap) as client:
         offsets = {TopicPartition(topic, n): OffsetAndMetadata(offset, "", -1) for n in range(4)}
         response = await client.send_any(commit_request(group, offsets, in_zookeeper=True))
-        assert all(code == 0 for _, code in response.results)
+        assert all(code == 0 for code in response.results.values())
 
 
 async def consumed(cluster: LocalCluster, group: str, topic: str, count: int) -> list[Any]:

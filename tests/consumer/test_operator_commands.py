@@ -24,7 +24,7 @@ from tests.consumer.real_service import Service, owns, read
 
 Handle = Callable[[Record], Awaitable[None]]
 OFFSET_COMMIT = 8
-FOR_EVER: dict[str, Any] = {"retries": 1_000_000, "retry_backoff_s": 600.0}
+FOR_EVER: dict[str, Any] = {"retries": 1_000_000, "retry_backoff_s": 600.0, "retry_backoff_max_s": 600.0}
 read_or_process = pytest.mark.parametrize("called", [False, True], ids=["read", "process"])
 
 

@@ -113,15 +113,15 @@ async def test_all_members_move_to_the_new_layout(bench: Bench) -> None:
     async with bench.zookeeper() as zk, bench.members("a", "b", "c") as (a, b, c):
         await bench.settled(a, b, c)
         a.failures = b.failures = c.failures = 1
-        await adopt(zk, bench.group, "/allocator", 30.0, progress.append)
+        await adopt(zk, bench.group, "/allocator", progress.append, wait_s=30.0)
         await bench.settled(a, b, c)
         carried = [parts for member in (a, b, c) for parts in member.carried]
         assert carried == [everything(bench.topics)]  # exactly one member copies
         assert {m.storage for m in (a, b, c)} == {"kafka"}
         assert progress[-1] == "3 members own 24 partitions under /allocator"
-        await adopt(zk, bench.group, "/allocator", 5.0, progress.append)  # again: nothing to do
+        await adopt(zk, bench.group, "/allocator", progress.append, wait_s=5.0)  # again: nothing to do
         with pytest.raises(AdoptionRefused, match="moved to /allocator already, not to /elsewhere"):
-            await adopt(zk, bench.group, "/elsewhere", 5.0, progress.append)
+            await adopt(zk, bench.group, "/elsewhere", progress.append, wait_s=5.0)
         async with bench.members("d") as (d,):
             await bench.settled(a, b, c, d)
     assert bench.history.overlaps() == []
@@ -146,7 +146,7 @@ async def test_a_group_has_moved_if_one_of_its_members_stops_meanwhile(bench: Be
         b.may_join.clear()
         lines: list[str] = []
         try:
-            await adopt(zk, bench.group, "/allocator", 10.0, lines.append)
+            await adopt(zk, bench.group, "/allocator", lines.append, wait_s=10.0)
         finally:
             b.may_join.set()
         assert lines[-1].startswith("1 members own 24 partitions under /allocator; of 2 members")
@@ -166,7 +166,7 @@ async def test_a_member_copies_again_if_somebody_deletes_the_mark_of_its_copy(be
                 await asyncio.Event().wait()  # until the member notices, and cancels this copy
 
         a.while_copying = disturb
-        await adopt(zk, bench.group, "/allocator", 60.0, lambda line: None)
+        await adopt(zk, bench.group, "/allocator", lambda line: None, wait_s=60.0)
         assert copies == 2
         await bench.settled(a)
 
@@ -178,7 +178,7 @@ async def test_a_member_that_is_late_does_not_copy_again(bench: Bench) -> None:
     async with bench.zookeeper() as zk, bench.members("a") as (a,), bench.members("b", zk=late) as (b,):
         await bench.settled(a, b)
         a.while_copying = late.waiting.wait  # or b may first look when the group has been opened
-        moving = asyncio.create_task(adopt(zk, bench.group, "/allocator", 30.0, lambda line: None))
+        moving = asyncio.create_task(adopt(zk, bench.group, "/allocator", lambda line: None, wait_s=30.0))
         await wait_until_async(lambda: len(a.owner.owned) == 24, 30, "a to own everything in the new layout")
         late.until.set()
         await moving
@@ -191,11 +191,11 @@ async def test_no_member_starts_in_the_new_layout_while_another_drains(bench: Be
         await bench.settled(a, b)
         a.owner.may_drain.clear()
         with pytest.raises(AdoptionUnfinished, match="1 members have not released their partitions yet"):
-            await adopt(zk, bench.group, "/allocator", 1.0, lambda line: None)
+            await adopt(zk, bench.group, "/allocator", lambda line: None, wait_s=1.0)
         assert not b.owner.owned
         assert await zk.exists("/allocator") is None
         a.owner.may_drain.set()
-        await adopt(zk, bench.group, "/allocator", 30.0, lambda line: None)
+        await adopt(zk, bench.group, "/allocator", lambda line: None, wait_s=30.0)
         await bench.settled(a, b)
 
 
@@ -211,7 +211,7 @@ async def test_a_group_with_kiel_members_does_not_move(bench: Bench) -> None:
         assert "the group cannot move now: it still has members that run kiel: host:1" in dry_run.output
         assert (await candidate(zk, bench.group)).foreign == ("host:1",)
         with pytest.raises(AdoptionRefused, match="still has members that run kiel: host:1"):
-            await adopt(zk, bench.group, "/allocator", 1.0, print)
+            await adopt(zk, bench.group, "/allocator", print, wait_s=1.0)
         # as if it had joined during the move of the group to another layout
         with pytest.raises(AdoptionRefused, match=r"joined group .* meanwhile: host:1"):
             await seal(zk, bench.kiel, "/allocator")

@@ -144,7 +144,7 @@ async def test_a_group_moves_on_after_an_outage(bench: Bench, outage: str) -> No
             happened = one.lose("delete", bench.members_path, executed=False)
             one.lose("delete", bench.members_path, executed=False)
         await operator.connect()
-        await adopt(operator, bench.group, "/allocator", 40.0, lambda line: None)
+        await adopt(operator, bench.group, "/allocator", lambda line: None, wait_s=40.0)
         await operator.close()
         await bench.settled(a, b)
         assert happened.is_set()
@@ -154,7 +154,7 @@ async def test_a_member_whose_response_to_the_start_of_the_copy_is_lost_continue
     async with client(bench) as zk, bench.members("a", zk=zk) as (a,):
         await bench.settled(a)
         lost = zk.lose("create", bench.kiel.opening)
-        await adopt(zk.observer, bench.group, "/allocator", 40.0, lambda line: None)
+        await adopt(zk.observer, bench.group, "/allocator", lambda line: None, wait_s=40.0)
         await bench.settled(a)
         assert lost.is_set()
         async with bench.members("b") as (b,):
@@ -165,7 +165,7 @@ async def test_another_member_copies_the_offsets_if_the_first_one_does_not_reach
     async with client(bench) as zk, bench.members("a") as (a,), bench.members("b") as (b,):
         await bench.settled(a, b)
         a.while_copying = _refused
-        await adopt(zk.observer, bench.group, "/allocator", 40.0, lambda line: None)
+        await adopt(zk.observer, bench.group, "/allocator", lambda line: None, wait_s=40.0)
         await bench.settled(a, b)
 
 
@@ -187,7 +187,7 @@ async def test_a_member_whose_session_has_expired_copies_nothing(bench: Bench) -
                 await _refused()
 
         a.while_copying, b.while_copying = cut, after_a
-        moving = asyncio.create_task(adopt(zk.observer, bench.group, "/allocator", 60.0, lambda line: None))
+        moving = asyncio.create_task(adopt(zk.observer, bench.group, "/allocator", lambda line: None, wait_s=60.0))
         await copying.wait()
         await wait_until_async(lambda: bool(a.carried), 60, "a to try to copy")
         zk.proxy.heal()

@@ -459,7 +459,7 @@ async def test_a_consumer_whose_commits_could_bypass_the_transactions_is_refused
             two.consumer(auto_commit_interval_s=5.0, transactions=producer)
         with pytest.raises(ConfigError, match="group=None"):
             two.consumer(group=None, transactions=producer)
-        with pytest.raises(TypeError, match="transactions is 1; pass a Producer"):
+        with pytest.raises(ConfigError, match="transactions is 1; pass a Producer"):
             two.consumer(transactions=1)
         async with two.consumer() as plain, two.consumer(transactions=other) as foreign:
             for consumer in (plain, foreign):

@@ -126,7 +126,7 @@ class ConsumerBase:
         self._transactions = transactions
         if transactions is not None:
             if not hasattr(transactions, "_commits_of"):
-                raise TypeError(f"transactions is {shown(transactions)}; pass a Producer")
+                raise ConfigError(f"transactions is {shown(transactions)}; pass a Producer")
             self._member.commits.transact = transactions._commits_of(self).commit_offset
 
     # -- life ----------------------------------------------------------------------------------------------------

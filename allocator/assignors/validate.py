@@ -6,6 +6,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +18,7 @@ from allocator.errors import AssignorError, BadAssignment
 from allocator.types import PartitionLike, TopicPartition
 
 _SHOWN = 5
+_MORE = 100  # entries of a wrong result that are read in any case, to name them
 
 _Faults = defaultdict[str, list[str]]
 """Kind of a fault -> the offenders."""
@@ -82,11 +84,13 @@ def validate(
     holders: dict[TopicPartition, str] = {}
     given: dict[str, frozenset[TopicPartition]] = {}
     faults: _Faults = defaultdict(list)
-    for member, partitions in result.items():
+    # twice as much as a right result shows what is wrong; the iterators of a wrong one may never end
+    entries = iter(result.items())
+    for member, partitions in islice(entries, _MORE + 2 * len(subscriptions)):
         if not isinstance(member, str) or member not in subscriptions:
             faults["unknown members"].append(repr(member))
             continue
-        found = _partitions(member, partitions, faults)
+        found = _partitions(member, partitions, faults, _MORE + 2 * len(wanted))
         given[member] = own = frozenset(found)
         subscribed = {partition.topic for partition in own} <= subscriptions[member]
         if len(own) == len(found) and own <= wanted and subscribed and holders.keys().isdisjoint(own):
@@ -103,6 +107,8 @@ def validate(
                 faults["partitions that do not exist or have no subscriber"].append(given_to)
             elif partition.topic not in subscriptions[member]:
                 faults["partitions assigned to members that do not subscribe to them"].append(given_to)
+    if next(entries, None) is not None:
+        faults["results with more entries than members"].append(shown(type(result)))
     if complete:
         for partition in sorted(wanted - holders.keys()):
             faults["partitions assigned to no member"].append(_name(partition))
@@ -115,13 +121,13 @@ def _wanted(view: GroupView) -> frozenset[TopicPartition]:
     return frozenset(partition for _, topics in view.classes() for partition in topic_partitions(view, topics))
 
 
-def _partitions(member: str, partitions: Any, faults: _Faults) -> list[TopicPartition]:
+def _partitions(member: str, partitions: Any, faults: _Faults, most: int) -> list[TopicPartition]:
     """Returns the valid partitions of one member, and adds the others to the faults."""
     if isinstance(partitions, (str, bytes)) or not isinstance(partitions, Iterable):
         faults["members with something other than partitions"].append(f"{member!r}: {shown(partitions)}")
         return []
     try:
-        items = list(partitions)
+        items = list(islice(partitions, most))
     except KeyboardInterrupt:
         raise
     except BaseException as error:

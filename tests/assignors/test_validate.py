@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -126,3 +127,29 @@ def test_a_function_cannot_change_its_view(field: str) -> None:
     with pytest.raises(AssignorError, match="'pops' raised"):
         compute(Pops(), VIEW)
     assert VIEW.partitions == {"t": 3, "u": 1, "unwanted": 4}
+
+
+class Cycle(Mapping):  # type: ignore[type-arg]
+    """Its members never end."""
+
+    def __getitem__(self, member: str) -> list[tuple[str, int]]:
+        return []
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[str]:
+        return itertools.cycle(["a"])
+
+
+@pytest.mark.parametrize(
+    ("result", "what"),
+    [
+        ({"a": itertools.count()}, "items that are not"),
+        ({"a": itertools.repeat(("t", 0))}, "given twice"),
+        ({"a": (("t", n) for n in itertools.count())}, "do not exist"),
+        (Cycle(), "more entries than members"),
+    ],
+)
+def test_a_result_that_never_ends_is_refused(result: Any, what: str) -> None:
+    assert what in fault(result)

@@ -148,6 +148,7 @@ class _Steering:
             holder = self._holder.get(partition)
             self._give(partition, holder if holder in candidates else min(candidates, key=self._fullness))
         if not self._rules.frozen:
+            self._relieve_canaries()
             goals = self._goals()
             self._fill_canaries(goals)
             self._even_out(goals)
@@ -212,6 +213,16 @@ class _Steering:
         return next(filter(None, choices))
 
     # -- placing -------------------------------------------------------------------------------------------------
+
+    def _relieve_canaries(self) -> None:
+        """Takes partitions from canaries that got others, because no other member subscribes to those."""
+        for canary in sorted(self._canaries):
+            over = self._count[canary] - self._rules.canaries[canary]
+            if over > 0:
+                mine = sorted(partition for partition, member in self._owner.items() if member == canary)
+                ready = [partition for partition in mine if self._may_have(partition) - self._canaries]
+                for partition in ready[:over]:
+                    self._give(partition, min(self._may_have(partition) - self._canaries, key=self._fullness))
 
     def _give(self, partition: TopicPartition, member: str) -> None:
         former = self._owner.get(partition)

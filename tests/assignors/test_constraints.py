@@ -233,3 +233,13 @@ def test_a_canary_takes_exactly_its_number_from_the_fullest_members() -> None:
     result = steer(resolve("sticky"), view, Constraints(canaries={"new": 3}))
     assert counts(result) == {"a": 9, "b": 9, "c": 9, "new": 3}
     assert moved(view, result) == 3
+
+
+def test_a_canary_that_alone_subscribes_to_a_topic_gets_no_more_than_its_count() -> None:
+    everywhere = Member("a", "a", frozenset({"t"}))
+    canary = Member("c", "c", frozenset({"t", "x"}))
+    held = {"c": frozenset({TopicPartition("t", 3)})}
+    view = GroupView((everywhere, canary), {"t": 4, "x": 1}, held)
+    found = steer(resolve("sticky"), view, Constraints(canaries={"c": 1}))
+    assert found["c"] == {TopicPartition("x", 0)}
+    assert len(found["a"]) == 4

@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 from kafka.protocol.admin import DeleteGroupsRequest
 
-from allocator.core.client import KafkaClient, for_code
+from allocator.core.client import ErrorCode, KafkaClient, for_code
 from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.clusters import Clusters
@@ -34,7 +34,6 @@ from allocator.protocols.zookeeper import (
 )
 
 TRIES = 3  # attempts. Higher: tolerates more changes during the deletion; lower: fails sooner
-GROUP_NOT_FOUND, NON_EMPTY_GROUP = 69, 68
 OLD_BROKERS = "brokers before Kafka 1.1 cannot delete offsets; they expire after offsets.retention.minutes"
 
 
@@ -171,9 +170,9 @@ async def _delete_offsets(client: KafkaClient, found: GroupRemains) -> None:
     while True:
         response = await coordinator.send(DeleteGroupsRequest(groups_names=[found.group]), deadline)
         code = response.results[0].error_code
-        if code in (0, GROUP_NOT_FOUND):
+        if code in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
             return
-        if code == NON_EMPTY_GROUP:
+        if code == ErrorCode.NON_EMPTY_GROUP:
             raise MembersAlive(f"a member joined group {found.group!r} in Kafka during the deletion; its offsets stay")
         error = for_code(code, f"group {found.group!r}")
         if not error.retriable or time.monotonic() > deadline:

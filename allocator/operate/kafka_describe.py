@@ -16,7 +16,7 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeGroupsRequest, 
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
-from allocator.core.client import KafkaClient, describe_configs, for_code
+from allocator.core.client import ErrorCode, KafkaClient, describe_configs, for_code
 from allocator.core.offsets import Coordinator
 from allocator.errors import BrokerError
 from allocator.operate.group_report import Coordinated, GroupState
@@ -29,7 +29,6 @@ HAS_API_VERSIONS = (0, 10)  # the first broker version that knows ApiVersions
 NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions require the name of the client software
 AT_ONCE = 20  # concurrent requests to brokers
 BROKER_S = 5.0  # limit for one response. Higher: waits longer for a hanging broker; lower: a busy broker counts as dead
-GROUP_NOT_FOUND, UNSUPPORTED_VERSION = 69, 35
 LISTS_STATES = 4  # the first version of ListGroups with the states of the groups
 WANTED_SETTINGS = [
     "group.min.session.timeout.ms",
@@ -119,11 +118,11 @@ async def kafka_group(client: KafkaClient, name: str) -> GroupState | None:
         if not newer.error_code:
             return _state(name, newer.group_state, newer.assignor_name, newer.members, _kip848_member)
         # this request does not find classic groups, and 3.7 to 3.9 refuse it unless the protocol is enabled
-        if newer.error_code not in (GROUP_NOT_FOUND, UNSUPPORTED_VERSION):
+        if newer.error_code not in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
             raise for_code(newer.error_code, f"group {name!r}")
     request = DescribeGroupsRequest(groups=[name], include_authorized_operations=False)
     (found,) = (await coordinator.send(request, deadline)).groups
-    if found.error_code == GROUP_NOT_FOUND or (not found.error_code and found.group_state == "Dead"):
+    if found.error_code == ErrorCode.GROUP_ID_NOT_FOUND or (not found.error_code and found.group_state == "Dead"):
         # both requests answer so for groups of other types
         return await _of_another_type(client, coordinator, name, deadline)
     if found.error_code:

@@ -8,7 +8,7 @@ import { leads } from "./commands.js";
 import { capital, opener } from "./requests.js";
 import { map } from "./map.js";
 import { partitionTable } from "./partitions.js";
-import { figures, owner, panel, section, swatch, to } from "./parts.js";
+import { figures, owner, panel, section, swatch, WHEN } from "./parts.js";
 import { offered } from "./records.js";
 import { build } from "./route.js";
 import { ageOf, cells, inKafka, lagOf, nameOf, now, partitionRows, state } from "./state.js";
@@ -18,14 +18,7 @@ const sum = (values) => values.reduce((total, value) => (total === null || value
 const oldest = (ages) => (ages.includes(null) ? null : Math.max(0, ...ages));
 
 const HISTORY = [
-  {
-    key: "when",
-    head: "when",
-    width: 150,
-    value: (r) => r.began,
-    text: (r) => moment(r.began),
-    cell: (r) => link(to("rebalance", r.id), moment(r.began)),
-  },
+  WHEN,
   { key: "got", head: "got", width: 60, numeric: true, value: (r) => r.got, text: (r) => whole(r.got) },
   { key: "gave", head: "lost", width: 60, numeric: true, value: (r) => r.gave, text: (r) => whole(r.gave) },
   { key: "with", head: "from and to", width: 200, grow: true, text: (r) => r.with },

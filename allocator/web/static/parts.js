@@ -2,6 +2,7 @@
 
 import { badge, element, link } from "./dom.js";
 import { paint } from "./draw.js";
+import { moment } from "./format.js";
 import { build } from "./route.js";
 import { looks, nameOf, state } from "./state.js";
 
@@ -116,4 +117,14 @@ export const filterRow = (route, query, update, hint, choices = {}) => {
     ),
     ...chosen,
   );
+};
+
+// The column of a table of rebalances that leads to each
+export const WHEN = {
+  key: "when",
+  head: "when",
+  width: 150,
+  value: (r) => r.began,
+  text: (r) => moment(r.began),
+  cell: (r) => link(to("rebalance", r.id), moment(r.began)),
 };

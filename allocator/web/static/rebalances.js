@@ -4,7 +4,7 @@ import { timeline } from "./charts.js";
 import { badge, element, link } from "./dom.js";
 import { flow } from "./flow.js";
 import { moment, plural, span, whole } from "./format.js";
-import { figures, filterRow, section, to } from "./parts.js";
+import { figures, filterRow, section, to, WHEN } from "./parts.js";
 import { matches } from "./rows.js";
 import { looks, marks, now, state } from "./state.js";
 import { Table } from "./table.js";
@@ -24,14 +24,7 @@ const ways = (between) => {
   return some.map((one) => `${called(one.from)} → ${called(one.to)} (${one.partitions})`).join(", ") + more;
 };
 const COLUMNS = [
-  {
-    key: "when",
-    head: "when",
-    width: 150,
-    value: (r) => r.began,
-    text: (r) => moment(r.began),
-    cell: (r) => link(to("rebalance", r.id), moment(r.began)),
-  },
+  WHEN,
   {
     key: "generation",
     head: "generation",

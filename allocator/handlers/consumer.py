@@ -94,9 +94,10 @@ class Consumer(ConsumerBase):
             async with Consumer("orders", brokers="b1:9092", group="billing", zookeeper="z1:2181") as consumer:
                 await consumer.process(bill, ordering="key", concurrency=100, dead_letter_topic="orders.failed")
 
-        If the handler returns a `Produce`, or a list of them, these records are written before its record is done, or
-        with `results="exactly-once"` in a transaction with its offset, for which the consumer needs `transactions`. If
-        a record cannot be written, the handler has failed.
+        If the handler returns a `Produce`, or a list of them, these records are written before its record is done. With
+        `results="exactly-once"`, they are written in a transaction with its offset, for which the consumer needs
+        `transactions`. If a record cannot be written, the handler has failed. An error of the transaction ends the
+        call.
 
         When this call is cancelled, it first drains for at most `drain_timeout_s` and commits. Afterwards the consumer
         still owns its partitions, and reading continues at the first record that is not done. If a call of the handler

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar
@@ -12,10 +11,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from allocator.core.consumer.group_member import GroupMember
+from allocator.core.consumer.loading import Loading
 from allocator.core.errors import Closed, ConfigError, CorruptRecordError, DeserializationError
 from allocator.core.fetch.batch import Batch
 from allocator.core.subscription.partition import TopicPartitionState
-from allocator.core.types import Deserializer, LoadingDeserializer, Record, TopicPartition
+from allocator.core.types import Deserializer, Record, TopicPartition
 
 # marks the current task, and the tasks that it starts, as the reader of each `Reading`
 _read_here: ContextVar[WeakKeyDictionary[Reading, object]] = ContextVar("allocator_read_here")
@@ -24,20 +24,12 @@ _read_here: ContextVar[WeakKeyDictionary[Reading, object]] = ContextVar("allocat
 class Reading:
     """Delivers records to one task, the reader, and tracks how much of the current batch it has delivered.
 
-    A request for more records marks the delivered records as done.
+    A request for more records marks the delivered records as done. `deserializers` are those for keys and for values.
     """
 
     def __init__(self, member: GroupMember, deserializers: tuple[Deserializer, Deserializer] = (None, None)) -> None:
-        """Stores its arguments. `deserializers` are those for keys and for values."""
         self._member = member
-        # the deserializers that must load something, such as schemas, before the consumer calls them
-        self._loaders = [
-            (part, each) for part, each in zip(("key", "value"), deserializers) if isinstance(each, LoadingDeserializer)
-        ]
-        self._loaded = True
-        """Whether everything that the deserializers need for the current batch is loaded."""
-        self._loading = False
-        self._load_error: BaseException | None = None
+        self._loading = Loading(member, deserializers)
         self._next_error: Exception | None = None
         # the rest of a batch that `one` or `many` has begun, and its iterator
         self._rest: Batch | None = None
@@ -211,52 +203,16 @@ class Reading:
                     self._keep(batch)
                     self._tenure = self._member.state.assignment[TopicPartition(batch.topic, batch.partition)]
                     self._epoch = self._tenure.epoch
-                    self._loaded = not self._loaders
-                    if self._loaded or self._load(batch):
+                    self._loading.begin()
+                    if self._loading.over or self._loading.load(batch):
                         return batch
-            elif self._member.may_deliver and (self._loaded or self._load(self._rest)):
+            elif self._member.may_deliver and (self._loading.over or self._loading.load(self._rest)):
                 return self._rest
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return None
             # every event that may end this wait calls `Fetcher.wake`
             await self._member.news(left)
-
-    def _load(self, batch: Batch) -> bool:
-        """Returns whether everything is loaded that the deserializers need. Otherwise starts to load it.
-
-        The loading runs in a task, so that the timeout or cancellation of a reader does not interrupt it.
-        """
-        if self._load_error is not None:
-            error, self._load_error = self._load_error, None
-            raise error
-        if self._loading:
-            self._member.may_take()  # raises an error that the reader has to receive
-            return False
-        missing = []
-        with contextlib.suppress(CorruptRecordError):  # raised again when the reader reaches the record
-            for part, loader in self._loaders:
-                ids = loader.missing(getattr(record, part) for record in batch.raw())
-                if ids:
-                    missing.append((loader, ids))
-        if missing:
-            self._loading = True
-            self._member.start_task(self._load_all(batch, missing), "loading of deserializers")
-        self._loaded = not missing
-        return self._loaded
-
-    async def _load_all(self, batch: Batch, missing: list[tuple[LoadingDeserializer, Collection[Any]]]) -> None:
-        try:
-            for loader, ids in missing:
-                await loader.load(ids)
-            if self._rest is batch:
-                # without another check of missing ids, which may never succeed for an id that cannot be loaded
-                self._loaded = True
-        except Exception as error:  # noqa: BLE001 - the reader raises it
-            self._load_error = error
-        finally:
-            self._loading = False
-            self._member.fetcher.wake()
 
     def _deliver(self, next_offset: int) -> None:
         """Notes that the user gets the records of the current batch up to `next_offset`."""

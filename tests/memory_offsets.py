@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from allocator.core.offsets.pending_commit import PendingCommit, Refusals, Stored, ToCommit
+from allocator.core.offsets.pending_commit import TERMS, PendingCommit, Terms, ToCommit
 from allocator.errors import CommitFailed
 from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
@@ -35,15 +35,8 @@ class MemoryOffsets:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         return {p: self.stored[p] for p in partitions if p in self.stored}
 
-    async def commit(
-        self,
-        offsets: ToCommit,
-        refusals: Refusals | None = None,
-        stored: Stored | None = None,
-        *,
-        patience_s: float = 0.0,
-    ) -> None:
-        await self._finish(self._enter(offsets, refusals, stored))
+    async def commit(self, offsets: ToCommit, terms: Terms = TERMS) -> None:
+        await self._finish(self._enter(offsets, terms))
 
     def commit_async(self, *call: Any) -> asyncio.Task[None]:
         return asyncio.ensure_future(self._finish(self._enter(*call)))  # type: ignore[return-value]

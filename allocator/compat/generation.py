@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, TypeVar
 
-from allocator.core.offsets import GroupOffsets
+from allocator.core.offsets import GroupOffsets, Terms
 from allocator.core.subscription import stamped
 from allocator.core.text import table
 from allocator.errors import BrokerError, CommitFailed, ConfigError, Fenced, GenerationEnded, NotOwned
@@ -190,9 +190,8 @@ class Generation:
         self._commits.add(under_way)
         try:
             ended = BrokerError("the generation has ended")
-            await self._offsets.commit(
-                wanted, lambda partitions: {} if self._still_owned() else dict.fromkeys(partitions, ended)
-            )
+            may_send = Terms(lambda partitions: {} if self._still_owned() else dict.fromkeys(partitions, ended))
+            await self._offsets.commit(wanted, may_send)
         except CommitFailed as error:
             if self._still_owned() and not isinstance(error, Fenced):
                 raise

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from allocator.core.client import KafkaClient
-from allocator.core.offsets import GroupOffsets, IdleOffsets
+from allocator.core.offsets import GroupOffsets, IdleOffsets, Terms
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 
@@ -26,20 +26,14 @@ class KeptOffsets(GroupOffsets):
         self._idle = IdleOffsets(self, self._to_keep, super().commit)
         self._still_owned: Callable[[], bool] = bool
 
-    async def commit(
-        self,
-        offsets: Any,
-        refusals: Any = None,
-        stored: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None] | None = None,
-        **limits: Any,
-    ) -> None:
+    async def commit(self, offsets: Any, terms: Terms | None = None) -> None:
         def note(sent: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
             at = self._idle.clock()
             self._known.update((partition, _Kept((offset.offset, None), at)) for partition, offset in sent.items())
-            if stored is not None:
-                stored(sent)
+            if terms is not None and terms.stored is not None:
+                terms.stored(sent)
 
-        await super().commit(offsets, refusals, note, **limits)
+        await super().commit(offsets, (terms or Terms())._replace(stored=note))
 
     async def keep(
         self, committed: Mapping[TopicPartition, OffsetAndMetadata], still_owned: Callable[[], bool]

@@ -21,7 +21,7 @@ from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, Fen
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
 from allocator.core.offsets.idle import IdleOffsets
-from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice
+from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice, Terms
 from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import Committed, as_written
@@ -178,7 +178,7 @@ class Commits:
             if self.transact is not None:
                 await _in_transactions(self.transact, lambda over: offsets if not over else {})
                 return
-            await group.commit(to_send, call.refusals, call.stored)
+            await group.commit(to_send, call.terms())
 
     async def until_decided(self, in_doubt: Callable[[], bool], patience_s: float = math.inf) -> None:
         """Waits for a limited time while it is in doubt whether offsets belong to a topic that is gone."""
@@ -231,9 +231,9 @@ class Commits:
             if tenures:
                 self._must_act()
             choose = partial(self._chosen, call, partial(self._done, None))
-            task = group.commit_async(choose, call.refusals, call.stored)
+            task = group.commit_async(choose, call.terms())
         elif offsets:
-            task = group.commit_async(call.note(self._to_send(offsets), offsets), call.refusals, call.stored)
+            task = group.commit_async(call.note(self._to_send(offsets), offsets), call.terms())
         else:
             task = group.commit_async({})
         task.add_done_callback(partial(self._decided, call, tenures, callback))
@@ -280,8 +280,7 @@ class Commits:
             await _in_transactions(self.transact, choose)
             return
         call = CommitCall(self._state, self.membership, self.now, follows=follows)
-        choice = partial(self._chosen, call, choose)
-        await group.commit(choice, call.refusals, call.stored, patience_s=patience_s)
+        await group.commit(partial(self._chosen, call, choose), call.terms(patience_s))
 
     def _chosen(self, call: CommitCall, choose: Choice, over: Collection[TopicPartition]) -> Offsets:
         offsets = choose(over)
@@ -419,6 +418,9 @@ class CommitCall:
             moves, logs = (-1, 0) if tenure is None else (tenure.moves, tenure.logs)
             self._noted[partition] = tenure, moves if self._follows else -1, logs, done
         return to_send
+
+    def terms(self, patience_s: float = math.inf) -> Terms:
+        return Terms(self.refusals, self.stored, patience_s)
 
     def refusals(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, BrokerError]:
         found = {}

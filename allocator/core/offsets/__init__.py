@@ -18,4 +18,5 @@ from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.offsets.idle import IdleOffsets
 from allocator.core.offsets.messages import Committer, Identity
+from allocator.core.offsets.pending_commit import Terms
 from allocator.core.offsets.storage import fetch_old_offsets

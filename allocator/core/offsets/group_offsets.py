@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -30,10 +29,10 @@ from allocator.core.offsets.messages import (
 )
 from allocator.core.offsets.pending_commit import (
     MOST_PARTITIONS,
+    TERMS,
     Offsets,
     PendingCommit,
-    Refusals,
-    Stored,
+    Terms,
     ToCommit,
     take_some,
 )
@@ -263,20 +262,11 @@ class GroupOffsets:
 
     # -- commit ---------------------------------------------------------------------------------------------------
 
-    async def commit(
-        self,
-        offsets: ToCommit,
-        refusals: Refusals | None = None,
-        stored: Stored | None = None,
-        *,
-        patience_s: float = math.inf,
-    ) -> None:
+    async def commit(self, offsets: ToCommit, terms: Terms = TERMS) -> None:
         """Commits the offset of the next record to read of each partition. Returns when Kafka has stored them.
 
-        Calls `offsets`, if it is a function, and `refusals` before each request is written, because retries and
-        connecting may outlast the ownership of a partition, or a newer offset may be known. Calls `stored` with the
-        stored offsets when the response arrives. After the first request, gives up once the coordinator has not
-        responded for `patience_s`, so that commits do not wait for it one after another.
+        Calls `offsets`, if it is a function, and `terms.refusals` before each request is written, because retries and
+        connecting may outlast the ownership of a partition, or a newer offset may be known.
 
         Retries partitions that may succeed later, but not partitions that the cluster does not have. Drops metadata
         that is too large, with a warning. Raises `CommitFailed` with the partitions that were not committed and the
@@ -284,21 +274,14 @@ class GroupOffsets:
         `ConfigError` for an offset below 0, before anything is sent. A cancelled call may have committed.
         """
         if offsets:
-            await self._finish(self._enter(offsets, refusals, stored, patience_s))
+            await self._finish(self._enter(offsets, terms))
 
-    def commit_async(
-        self,
-        offsets: ToCommit,
-        refusals: Refusals | None = None,
-        stored: Stored | None = None,
-        *,
-        patience_s: float = math.inf,
-    ) -> asyncio.Task[None]:
+    def commit_async(self, offsets: ToCommit, terms: Terms = TERMS) -> asyncio.Task[None]:
         """Starts a commit and returns its task, whose error the caller handles. `close` waits for it.
 
         When this returns, the order of the commit is fixed.
         """
-        call = self._enter(offsets, refusals, stored, patience_s)
+        call = self._enter(offsets, terms)
         task = asyncio.get_running_loop().create_task(self._finish(call), name="commit")
         task.add_done_callback(lambda _: self._withdraw(call))  # the task may be cancelled before it starts
         return self._kept(task)
@@ -308,15 +291,9 @@ class GroupOffsets:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _enter(
-        self,
-        offsets: ToCommit,
-        refusals: Refusals | None,
-        stored: Stored | None,
-        patience_s: float,
-    ) -> PendingCommit:
+    def _enter(self, offsets: ToCommit, terms: Terms) -> PendingCommit:
         """Adds a commit to the queue, which fixes its order; the caller then awaits `_finish`."""
-        call = PendingCommit(offsets, refusals, stored, patience_s)
+        call = PendingCommit(offsets, terms)
         self._waiting.append(call)
         return call
 
@@ -341,7 +318,7 @@ class GroupOffsets:
             self._withdraw(call)
 
     def _gives_up(self, call: PendingCommit) -> bool:
-        return call.tried and self.coordinator.silent_s > call.patience_s
+        return call.tried and self.coordinator.silent_s > call.terms.patience_s
 
     def _is_left(self, call: PendingCommit) -> bool:
         """Lets the waiting calls choose their offsets. Returns whether this call has some to commit."""

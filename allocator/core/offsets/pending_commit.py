@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Union
+from typing import Final, NamedTuple, Optional, Union
 
 from allocator.core.errors import AllocatorError, BrokerError, ConfigError
 from allocator.core.types import OffsetAndMetadata, TopicPartition
@@ -30,6 +30,19 @@ Stored = Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None]
 """Called with the offsets of a commit that the coordinator has just confirmed."""
 
 
+class Terms(NamedTuple):
+    """When the offsets of a commit may be sent, who hears of them, and for how long the commit is tried."""
+
+    refusals: Optional[Refusals] = None
+    stored: Optional[Stored] = None
+    patience_s: float = math.inf
+    """After its first request, the commit gives up once the coordinator has not responded for so many seconds, so that
+    commits do not wait for it one after another."""
+
+
+TERMS: Final = Terms()
+
+
 class PendingCommit:
     """The state of one `commit` call: the offsets that are `left` to commit, and those that `failed`.
 
@@ -37,16 +50,9 @@ class PendingCommit:
     ConfigError for an offset below 0, because brokers would store it.
     """
 
-    def __init__(
-        self,
-        offsets: ToCommit,
-        refusals: Refusals | None = None,
-        stored: Stored | None = None,
-        patience_s: float = math.inf,
-    ) -> None:
+    def __init__(self, offsets: ToCommit, terms: Terms = TERMS) -> None:
         self.left: Offsets = {}
-        self.patience_s = patience_s
-        """After the first request, the call gives up once the coordinator has not responded for so long."""
+        self.terms = terms
         self.tried = False  # a request with offsets of this call was written
         self.choice = offsets if callable(offsets) else None
         if not callable(offsets):
@@ -58,8 +64,6 @@ class PendingCommit:
                         "next record to read, 0 or more. To delete a committed offset, stop the group and use Kafka's "
                         "DeleteOffsets"
                     )
-        self._refusals = refusals
-        self._stored = stored
         self._confirmed: set[TopicPartition] = set()
         self._plain: set[TopicPartition] = set()
         self.unknown: dict[TopicPartition, int] = {}  # partition -> number of UNKNOWN_SERVER_ERRORs
@@ -89,7 +93,7 @@ class PendingCommit:
 
     def withdraw_refused(self) -> Collection[BrokerError]:
         """Gives up the offsets that may never be sent. Returns the errors of all that may not be sent now."""
-        refused = {} if self._refusals is None else self._refusals(self.left)
+        refused = {} if self.terms.refusals is None else self.terms.refusals(self.left)
         for tp, error in refused.items():
             if self.choice is not None and not error.retriable:
                 del self.left[tp]  # the next choice leaves it out
@@ -100,8 +104,8 @@ class PendingCommit:
     def confirm(self, stored: Offsets, senders: Mapping[TopicPartition, PendingCommit]) -> None:
         """Notes that the coordinator has stored these offsets, each of this call or of a later one."""
         own = {tp: offset for tp, offset in stored.items() if senders[tp] is self}
-        if own and self._stored is not None:
-            self._stored(own)
+        if own and self.terms.stored is not None:
+            self.terms.stored(own)
         if self.choice is not None:
             self._confirmed.update(own)
             stored = own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Iterable
 
 from allocator.core.client.client import KafkaClient
@@ -11,7 +10,7 @@ from allocator.core.errors import CommitFailed
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import SILENT, GroupOffsets
 from allocator.core.offsets.messages import fetch_request
-from allocator.core.offsets.pending_commit import Offsets, Refusals, Stored, ToCommit
+from allocator.core.offsets.pending_commit import TERMS, Offsets, Refusals, Terms, ToCommit
 from allocator.core.types import OffsetAndMetadata, OffsetStorage, Partitions, TopicPartition
 
 Outdated = Callable[[Iterable[TopicPartition]], Awaitable[Partitions]]
@@ -51,63 +50,40 @@ class StoredOffsets(GroupOffsets):
         gone = await self.outdated(old) if self.outdated is not None and old else ()
         return {p: offset for p, offset in old.items() if p not in gone}
 
-    async def commit(
-        self,
-        offsets: ToCommit,
-        refusals: Refusals | None = None,
-        stored: Stored | None = None,
-        *,
-        patience_s: float = math.inf,
-    ) -> None:
+    async def commit(self, offsets: ToCommit, terms: Terms = TERMS) -> None:
         if self.storage == "kafka":
-            await super().commit(offsets, refusals, stored, patience_s=patience_s)
+            await super().commit(offsets, terms)
         elif self.storage == "zookeeper":
-            await self._old.commit(offsets, refusals, stored, patience_s=patience_s)
+            await self._old.commit(offsets, terms)
         else:
-            await self.commit_async(offsets, refusals, stored, patience_s=patience_s)
+            await self.commit_async(offsets, terms)
 
-    def commit_async(
-        self,
-        offsets: ToCommit,
-        refusals: Refusals | None = None,
-        stored: Stored | None = None,
-        *,
-        patience_s: float = math.inf,
-    ) -> asyncio.Task[None]:
+    def commit_async(self, offsets: ToCommit, terms: Terms = TERMS) -> asyncio.Task[None]:
         if self.storage == "kafka":
-            return super().commit_async(offsets, refusals, stored, patience_s=patience_s)
+            return super().commit_async(offsets, terms)
         if self.storage == "zookeeper":
-            return self._old.commit_async(offsets, refusals, stored, patience_s=patience_s)
-        twice = self._commit_twice(offsets, refusals, stored, patience_s)
-        return self._kept(asyncio.get_running_loop().create_task(twice))
+            return self._old.commit_async(offsets, terms)
+        return self._kept(asyncio.get_running_loop().create_task(self._commit_twice(offsets, terms)))
 
-    async def _commit_twice(
-        self,
-        offsets: ToCommit,
-        refusals: Refusals | None,
-        stored: Stored | None,
-        patience_s: float,
-    ) -> None:
+    async def _commit_twice(self, offsets: ToCommit, terms: Terms) -> None:
         """Commits the same offsets to both storages. Raises the first error; the other commit may have succeeded."""
         if self._both is None:
             self._both = asyncio.Lock()
         waits = self._both.locked()
         async with self._both:
-            if waits and self.coordinator.silent_s > patience_s:  # the call before this one has tried
+            if waits and self.coordinator.silent_s > terms.patience_s:  # the call before this one has tried
                 error = CommitFailed(f"group {self.group!r}: not committed: {SILENT}")
                 error.retriable = True
                 raise error
             over: set[TopicPartition] = set()
             while chosen := offsets(over) if callable(offsets) else offsets:
-                each = (
-                    super().commit_async(chosen, refusals, patience_s=patience_s),
-                    self._old.commit_async(chosen, refusals, patience_s=patience_s),
-                )
+                each_alone = terms._replace(stored=None)
+                each = super().commit_async(chosen, each_alone), self._old.commit_async(chosen, each_alone)
                 for result in await asyncio.gather(*each, return_exceptions=True):
                     if isinstance(result, BaseException):
                         raise result
-                if stored is not None:
-                    stored(chosen)
+                if terms.stored is not None:
+                    terms.stored(chosen)
                 if not callable(offsets):
                     break
                 over |= chosen.keys()
@@ -129,7 +105,7 @@ class StoredOffsets(GroupOffsets):
         """
         found = await self.current(await self._old.fetch(partitions))
         copies = {p: OffsetAndMetadata(o.offset, "carried over from ZooKeeper") for p, o in found.items()}
-        await super().commit(copies, refusals)
+        await super().commit(copies, Terms(refusals))
         return len(found)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from allocator.core.aio import ends, settle, wait_for_event
+from allocator.core.aio import ends, wait_for_event
 from allocator.core.subscription import PartitionCountSource, topic_pattern
 from allocator.errors import AllocatorError
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo
@@ -54,7 +54,8 @@ class SubscribedTopics:
                 if self._overdue:
                     self._overdue, self._late = False, responded
                 for each in waiting:
-                    settle(each, responded)
+                    if not each.done():
+                        each.set_result(responded)
                 if self._late is not None or not waiting:
                     self._changed()
         finally:

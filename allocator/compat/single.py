@@ -14,7 +14,7 @@ from allocator.compat.base_consumer import BaseConsumer
 from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.settings import DEFAULT, names_arguments
-from allocator.core.subscription import SubscriptionState, listed
+from allocator.core.subscription import SubscriptionState
 from allocator.errors import AllocatorError, ConfigError, NoOffsetsError, NotAssigned, OffsetOutOfRange
 from allocator.types import TopicPartition
 
@@ -163,7 +163,7 @@ class SingleConsumer(BaseConsumer):
         self._read_also(partitions)
         for partition, there in found.items():
             if there is not None:
-                self._state.seek(partition, listed(there))
+                self._state.seek(partition, there)
                 self._astray.discard(partition)
         self._fetcher.wake()
 

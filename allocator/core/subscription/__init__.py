@@ -12,7 +12,7 @@ from allocator import lazy_names
 from allocator.core.subscription.commit_text import stamped
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.listener import RebalanceEvent, RebalanceListener, check_listener
-from allocator.core.subscription.loss import Committed, RecordsLost, listed
+from allocator.core.subscription.loss import Committed, RecordsLost
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.patterns import (
     ANY_TOPIC,

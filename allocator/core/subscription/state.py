@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Optional
 
 from allocator.core.errors import ConfigError, NotAssigned
-from allocator.core.subscription.loss import as_written
+from allocator.core.subscription.loss import as_written, listed
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.progress import ReaderHolds
 from allocator.core.subscription.tenures import Tenures
-from allocator.core.types import OffsetAndMetadata, OffsetReset, TopicPartition
+from allocator.core.types import OffsetAndMetadata, OffsetAndTimestamp, OffsetReset, TopicPartition
 
 EARLIEST: Final = -2
 """The timestamp by which ListOffsets returns the first offset of the log."""
@@ -167,12 +167,14 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         own = as_written(committed).member in self.members
         self._of(partition).begin(committed, self._former.get(partition), own=own)
 
-    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata | OffsetAndTimestamp) -> None:
         """Sets the position. Drops records that were read ahead, and ends a reset or validation in progress.
 
         Raises `ConfigError` (a `ValueError`) for a negative offset.
         """
         position = OffsetAndMetadata(offset, "", -1) if isinstance(offset, int) else offset
+        if isinstance(position, OffsetAndTimestamp):
+            position = listed(position)
         if position.offset < 0:
             name = f"{partition.topic}:{partition.partition}"
             raise ConfigError(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from operator import methodcaller
 from statistics import median
 from typing import Any, NamedTuple, Optional
 
 from allocator.assignors import Assignor, GroupView, GroupViewBuilder, Member, wants
 from allocator.commands import Command, CommandKeeper
+from allocator.core.settings import Whole, check_keywords
 from allocator.errors import CommandRefused, ConfigError
 from allocator.operate.clusters import Clusters
 from allocator.operate.group_commands import NOT_OURS, CommandsFromOutside, CommandsOfGroup
@@ -27,6 +28,8 @@ from allocator.types import TopicPartition
 
 Act = Callable[[CommandsFromOutside], Awaitable[Any]]
 Change = Callable[[Scenario], Scenario]
+
+PARTITIONS = Whole(1, 1_000_000)  # of one topic, in a plan
 
 NOT_FOUND = f"{NOT_OURS}. For a group in ZooKeeper, give --zookeeper or --config"
 MEASURED = 5  # measured round trips to ZooKeeper; the plan uses the median
@@ -116,17 +119,17 @@ def changes_of(options: Mapping[str, Sequence[str]], function: Optional[str]) ->
     changes: list[Change] = []
     for text in options["add"]:
         name, weight = _pair(text, "--add") if "=" in text else (text, "1")
-        changes.append(methodcaller("adding", name, weight=_number(weight, "--add")))
+        changes.append(methodcaller("adding", name, weight=_checked("weight", weight, "--add")))
     for text in options["add_in_rack"]:
         name, rack = _pair(text, "--add-in-rack")
         changes.append(methodcaller("adding", name, rack=rack))
     for text in options["weight"]:
         name, weight = _pair(text, "--weight")
-        changes.append(methodcaller("weighing", name, _number(weight, "--weight")))
+        changes.append(methodcaller("weighing", name, _checked("weight", weight, "--weight")))
     changes += [methodcaller("moving_rack", *_pair(text, "--rack")) for text in options["rack"]]
     for text in options["partitions"]:
         topic, count = _pair(text, "--partitions")
-        changes.append(methodcaller("growing", topic, int(_number(count, "--partitions"))))
+        changes.append(methodcaller("growing", topic, _checked("partitions", count, "--partitions")))
     changes += [methodcaller("removing", name) for name in options["remove"]]
     changes += [methodcaller("removing", name, failed=True) for name in options["fail"]]
     changes += [methodcaller("failing_rack", rack) for rack in options["fail_rack"]]
@@ -143,13 +146,17 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     return first, second
 
 
-def _number(text: str, option: str) -> float:
+def _checked(name: str, text: str, option: str) -> Any:
+    """Returns the number that `text` gives for a setting, or for `partitions`. Raises ConfigError."""
+    value: Any = text
+    for read in (int, float):
+        with suppress(ValueError):
+            value = read(text)
+            break
     try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e9:
-        raise ConfigError(f"{option}: {text!r} is not a positive number")
+        check_keywords({name: value}, partitions=PARTITIONS)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
     return value
 
 

@@ -48,7 +48,9 @@ def test_the_command_line_has_every_kind_of_command_with_the_text_of_its_declara
         (["pin", "billing", "t", "m", "--zookeeper", "127.0.0.1:1"], "write topic:0 or topic:0-3,7", 2),
         (["freeze", "billing", "--expires", "soon", "--zookeeper", "127.0.0.1:1"], "such as 30m, 2h or 1d", 2),
         (["plan", "billing", "--apply", "--zookeeper", "127.0.0.1:1"], "must consist of them", 2),
-        (["plan", "billing", "--add", "a=0", "--zookeeper", "127.0.0.1:1"], "is not a positive number", 2),
+        (["plan", "billing", "--add", "a=0", "--zookeeper", "127.0.0.1:1"], "--add: weight = 0: must be", 2),
+        (["plan", "billing", "--weight", "a=2e6", "--zookeeper", "127.0.0.1:1"], "at most 1e+06", 2),
+        (["plan", "billing", "--partitions", "t=8.5", "--zookeeper", "127.0.0.1:1"], "partitions = 8.5: must be", 2),
         (["plan", "billing", "--rack", "a", "--zookeeper", "127.0.0.1:1"], "write NAME=VALUE", 2),
     ],
 )

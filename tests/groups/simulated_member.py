@@ -118,7 +118,6 @@ class Worker:
             ),
             measured=self._measured if world.follows else None,
             followed=lambda document: world.check_followed(self, document),
-            expected=self._expected,
             clock=world.loop.time,
         )
 
@@ -154,7 +153,7 @@ class Worker:
 
     # -- what the membership calls -------------------------------------------------------------------------------
 
-    def _expected(self, partitions: Partitions, free: bool) -> None:
+    def expect(self, partitions: Partitions, free: bool) -> None:
         if free:
             self.expected = {partition: self.world.read_committed(partition) for partition in partitions}
 

@@ -199,7 +199,7 @@ class ReadingWorker(Worker):
 
     # -- what the membership calls -------------------------------------------------------------------------------
 
-    def _expected(self, partitions: Partitions, free: bool) -> None:
+    def expect(self, partitions: Partitions, free: bool) -> None:
         self.ownership.expect(partitions, free)
 
     async def assigned(self, partitions: Partitions) -> None:

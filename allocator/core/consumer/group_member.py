@@ -130,7 +130,6 @@ class GroupMember:
                 offsets,
                 self.load.measure,
                 self._executor.take,
-                self._ownership.expect,
             ),
         )
         self.commits.metadata.membership = self._doubts.membership = self.membership

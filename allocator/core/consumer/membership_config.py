@@ -32,7 +32,6 @@ from allocator.core.types import (
     MembershipName,
     OffsetStorage,
     PartitionLike,
-    Partitions,
     TopicPartition,
 )
 
@@ -89,8 +88,6 @@ class MemberParts(NamedTuple):
     """Starts to measure the load of the owned partitions. Returns a function that returns the load."""
     on_commands: Callable[[Any, Any], None] | None = None
     """Called with the operator commands, if the membership has any."""
-    expected: Callable[[Partitions, bool], None] | None = None
-    """Called with partitions that this member will own soon, and whether they have no owner now."""
 
 
 @dataclass(frozen=True)

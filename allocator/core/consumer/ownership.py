@@ -73,7 +73,6 @@ class Ownership(HoldingListener):
     # -- called by the membership --------------------------------------------------------------------------------
 
     def expect(self, partitions: Partitions, free: bool) -> None:
-        """Prepares for partitions that this member is about to claim. `free`: no other member owns them now."""
         self._fetcher.prepare(partitions)
         if free and self._sink is None:
             self._starts.expect(partitions, self._tasks)

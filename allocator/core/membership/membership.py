@@ -42,6 +42,15 @@ class AssignmentListener(Protocol):
         `lost`, and after `revoked`, when it releases the partitions."""
         return Tenures(Tenure)
 
+    def expect(self, partitions: Partitions, free: bool) -> None:
+        """Prepares for partitions that this member is about to get, if the membership knows them before. `assigned`
+        follows if the claim succeeds.
+
+        With `free`, no other member holds them, and none can get them unless the claim fails. So their committed
+        offsets may be read.
+        """
+        return
+
     async def assigned(self, partitions: Partitions) -> None:
         """Starts these partitions: this member owns them from now on."""
 

@@ -92,9 +92,6 @@ class ZooKeeperMembership(SessionMembership):
     - `followed`: called with each assignment once this member owns as much of it as it can for now.
     - `on_commands`: called with the operator commands at first, when they change, and when a command expires. None:
       this member carries out no commands about records.
-    - `expected`: called with (partitions, free) before this member gets the partitions. With `free`, no other member
-      holds them, and none can get them unless this member's claim fails. So their committed offsets may be read.
-      `assigned` follows if the claim succeeds; otherwise the call has no effect.
     - `measures`: gets the times of the lease renewals.
     """
 
@@ -111,7 +108,6 @@ class ZooKeeperMembership(SessionMembership):
         measured: Callable[[], LoadReport] | None = None,
         followed: Callable[[AssignmentDocument], None] | None = None,
         on_commands: Callable[[Commands, CommandKeeper], None] | None = None,
-        expected: Callable[[Partitions, bool], None] | None = None,
         measures: Measures | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
@@ -123,7 +119,6 @@ class ZooKeeperMembership(SessionMembership):
         self._measured = measured
         self._followed = followed
         self._on_commands = on_commands
-        self._expected = expected
         self._info = MemberInfo(
             name=settings.name,
             host=socket.gethostname(),
@@ -368,8 +363,8 @@ class ZooKeeperMembership(SessionMembership):
         mine = document.owners.get(self.member_id, NO_PARTITIONS)
         self._release(self.held - mine, scope)
         promised = document.promised.get(self.member_id)
-        if promised and self._expected is not None:
-            self._expected(promised, False)
+        if promised:
+            self._listener.expect(promised, free=False)
         gained = mine - self.tenures.owned
         if gained and not self._starting:
             await self._gain(gained, document, version, scope)
@@ -377,10 +372,9 @@ class ZooKeeperMembership(SessionMembership):
             await self._claim.write(Claim(document.revision, self.tenures.owned, document.generation))
 
     async def _gain(self, gained: Partitions, document: AssignmentDocument, version: int, scope: TaskGroup) -> None:
-        if self._expected is not None:
-            # the former owners have released these partitions, or their sessions have ended. No other member can claim
-            # them before the check of the transaction
-            self._expected(gained, True)
+        # the former owners have released these partitions, or their sessions have ended. No other member can claim them
+        # before the check of the transaction
+        self._listener.expect(gained, free=True)
         claim = Claim(document.revision, self.tenures.owned | gained, document.generation)
         checks = (
             # fails if a newer assignment, which this member has not read, assigns the partitions to another member

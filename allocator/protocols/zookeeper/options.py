@@ -96,7 +96,6 @@ class EnsembleOptions(MembershipOptions):
             load=parts.load,
             measured=measured,
             on_commands=parts.on_commands,
-            expected=parts.expected,
             measures=parts.client.measures,
         )
 

@@ -72,7 +72,7 @@ def partitions_argument(value: Any) -> None:
                 raise ValueError(f"{shown(value)} does not name partitions (a name has 1 to {LONGEST_TEXT} characters)")
         InflateBudget().take("", value)
     except InvalidZnode as error:
-        raise ValueError(f"{shown(value)} does not name partitions ({error})") from None
+        raise ValueError(f"{shown(value)} does not name partitions ({error.why})") from None
 
 
 def _argument(valid: Callable[[Any], object], fault: str) -> Check:

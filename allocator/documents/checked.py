@@ -24,6 +24,7 @@ class InvalidZnode(AllocatorError):
     version = -1
 
     def __init__(self, path: str, why: str) -> None:
+        self.why = why
         super().__init__(f"znode {plain(path)} is not readable: {why}; delete it if nothing else owns it")
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from allocator.commands import KINDS, Command, Commands
-from allocator.core.text import plain
+from allocator.core.text import partition_names, plain
 from allocator.protocols.zookeeper import AssignmentDocument, MemberInfo
+from allocator.types import Partitions
 
 COMMAND_STATES = ("pending", "given", "waiting", "kept", "done", "not kept", "expired")
 
@@ -22,6 +23,10 @@ class CommandReport(NamedTuple):
     nothing is left to do. "not kept": the group cannot comply, and continues without it. "expired"."""
     why: str = ""
 
+    @property
+    def in_force(self) -> bool:
+        return self.state not in ("done", "expired", "not kept", "pending")
+
     def to_json(self) -> dict[str, Any]:
         """Returns the fields of the command with "text", "state" and "state_why". Times are milliseconds since the
         epoch; "expires" is null if the command never expires."""
@@ -33,7 +38,8 @@ def command_reports(
 ) -> list[CommandReport]:
     """Returns every command, oldest first. `members` are in join order, so the first one leads."""
     noted = {} if document is None else document.commands
-    return [CommandReport(command, *_state(command, noted, members, now_ms)) for command in commands.entries]
+    known = None if document is None else document.partitions()
+    return [CommandReport(command, *_state(command, noted, known, members, now_ms)) for command in commands.entries]
 
 
 def unknown_to_all(command: Command, members: Mapping[str, MemberInfo]) -> bool:
@@ -44,7 +50,11 @@ def unknown_to_all(command: Command, members: Mapping[str, MemberInfo]) -> bool:
 
 
 def _state(
-    command: Command, noted: Mapping[str, Any], members: Mapping[str, MemberInfo], now_ms: int
+    command: Command,
+    noted: Mapping[str, Any],
+    known: Optional[Partitions],
+    members: Mapping[str, MemberInfo],
+    now_ms: int,
 ) -> tuple[str, str]:
     if command.fault is not None:
         return "not kept", command.fault
@@ -63,4 +73,6 @@ def _state(
         return "pending", "the version of the leader does not know this kind of command"
     if command.results:  # an owner reported why it cannot execute the command
         return "not kept", "; ".join(sorted({result.what for result in command.results}))
+    if known is not None and (missing := command.partitions - known):
+        return "waiting", f"the group has no partition {partition_names(missing)}"
     return "given", ""

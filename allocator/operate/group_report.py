@@ -271,6 +271,12 @@ class GroupReport:
         return command_reports(self.state.commands, self.state.document, self.state.members, self.state.read_ms)
 
     @cached_property
+    def paused(self) -> Partitions:
+        """The partitions that commands keep from the handlers."""
+        pauses = (each.command.partitions for each in self.commands if each.command.kind == "pause" and each.in_force)
+        return NO_PARTITIONS.union(*pauses)
+
+    @cached_property
     def reserved(self) -> list[Reservation]:
         """The reservations, sorted by instance id."""
         document = self.state.document
@@ -439,10 +445,10 @@ class GroupReport:
         by_kafka = "" if self.state.coordinated is None else " (by Kafka's coordinator)"
         return (
             f"{self.state.group}: {self.phase}{by_kafka}{generation}, {members} members, "
-            f"{len(self.state.owners)} of {len(self.partitions)} partitions owned, {self._lag_text()}{strategy}{even}"
+            f"{len(self.state.owners)} of {len(self.partitions)} partitions owned, {self.lag_text()}{strategy}{even}"
         )
 
-    def _lag_text(self) -> str:
+    def lag_text(self) -> str:
         """Returns the known lag as text, with the partitions whose lag is unknown."""
         unknown = [partition for partition in self.current if self.logs.lag(partition) is None]
         if not unknown:

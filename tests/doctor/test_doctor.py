@@ -81,6 +81,14 @@ def delete_records(patient: Patient, before: dict[TopicPartition, int]) -> None:
         admin.close()
 
 
+def delete_offsets(patient: Patient) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=patient.cluster.bootstrap)
+    try:
+        admin.delete_groups([patient.group])
+    finally:
+        admin.close()
+
+
 def all_to_the_first(view: GroupView) -> dict[str, list[TopicPartition]]:
     every = [TopicPartition(topic, n) for topic, count in view.partitions.items() for n in range(count)]
     return {member.id: every if index == 0 else [] for index, member in enumerate(view.members)}
@@ -241,7 +249,7 @@ async def test_a_group_of_kiels_is_examined_with_its_offsets_in_zookeeper(patien
 async def test_a_group_that_has_nothing_but_offsets_in_zookeeper(patient: Patient) -> None:
     await commit_to_zookeeper(patient.cluster.bootstrap, patient.group, dict.fromkeys(patient.partitions[:2], 4))
     found = await patient.examined()
-    assert "12 records wait" in found["no-members"][0].what
+    assert "lag 12" in found["no-members"][0].what
     (stored,) = found["offsets-in-zookeeper"]
     assert (len(stored.where), stored.severity.name) == (2, "WARNING")
     assert found.keys() == {"no-members", "offsets-in-zookeeper"}
@@ -411,7 +419,10 @@ async def test_an_unknown_group_and_one_without_members(patient: Patient) -> Non
     assert set(found) == {"no-members"}
     assert found["no-members"][0].severity.name == "INFO"
     await patient.fill(5)
-    assert (await patient.examined())["no-members"][0].what.startswith("the group has no members; 20 records wait")
+    assert (await patient.examined())["no-members"][0].what.startswith("the group has no members; lag 20")
+    await asyncio.to_thread(delete_offsets, patient)
+    (lost,) = (await patient.examined())["no-members"]
+    assert (lost.severity.name, lost.what) == ("WARNING", "the group has no members; lag unknown")
     assert "it knows" in (await patient.examined(group="typo"))["unknown-group"][0].what
 
 

@@ -10,9 +10,9 @@ import pytest
 from allocator.commands.command import KINDS, Command, Commands
 from allocator.operate.doctor import Observation, Severity, diagnose
 from allocator.operate.doctor.commands import OLD_FREEZE_MS, OLD_MS
-from allocator.operate.group_report import GroupReport, GroupState
+from allocator.operate.group_report import GroupReport, GroupState, Logs
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, CommandState, MemberInfo
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 NOW = 1_767_225_600_000
 KEPT = CommandState("kept")
@@ -45,6 +45,50 @@ def test_a_command_that_cannot_be_kept_is_reported_with_its_reason() -> None:
     finding = found(pin, state=CommandState("not kept", "no live member is there"))["command-not-kept"]
     assert finding.what == "command pin t:0-3 to dead of alice@ops1 is not kept: no live member is there"
     assert str(finding.command) == f"allocator group commands billing --remove {pin.id}"
+
+
+def test_a_command_about_a_partition_that_the_group_does_not_have_waits() -> None:
+    info = MemberInfo("a", "host", frozenset({"t"}), commands=tuple(KINDS))
+    document = AssignmentDocument(owners={MEMBER: frozenset({TopicPartition("t", 0)})})
+    commands = (command("pause", partitions={"t": "0"}), command("seek", partitions={"t": "0,7"}, to="5"))
+    state = GroupState("billing", {MEMBER: info}, {}, document, (), Commands(commands), NOW)
+    states = [(each.state, each.why) for each in GroupReport(state).commands]
+    assert states == [("given", ""), ("waiting", "the group has no partition t:7")]
+
+
+def test_a_pause_is_reported_once_records_wait_and_no_stuck_handler_with_it() -> None:
+    paused, read = TopicPartition("t", 0), TopicPartition("t", 1)
+    pause = command("pause", partitions={"t": "0"})
+
+    def seen(*commands: Command, end: int) -> Observation:
+        info = MemberInfo("a", "host", frozenset({"t"}), commands=tuple(KINDS))
+        owns = frozenset({paused, read})
+        state = GroupState(
+            "billing",
+            {MEMBER: info},
+            {MEMBER: Claim(1, owns, 1)},
+            AssignmentDocument(generation=1, owners={MEMBER: owns}),
+            (),
+            Commands(commands),
+            NOW,
+        )
+        logs = Logs(
+            committed=dict.fromkeys((paused, read), OffsetAndMetadata(5)),
+            start={paused: 0, read: 0},
+            end={paused: end, read: 5},
+        )
+        return Observation("billing", report=GroupReport(state, logs), ended_ms=NOW)
+
+    def ids(*commands: Command, end: int) -> dict[str, Any]:
+        found = diagnose(seen(*commands, end=end), seen(*commands, end=end))
+        return {each.id: each for each in found if each.id in ("command-pauses", "no-progress")}
+
+    assert ids(end=50).keys() == {"no-progress"}
+    found = ids(pause, end=50)
+    assert found.keys() == {"command-pauses"}
+    assert "pause 1 partitions, in which 45 records wait" in found["command-pauses"].what
+    assert str(found["command-pauses"].command) == f"allocator group commands billing --remove {pause.id}"
+    assert ids(pause, end=5) == {}
 
 
 def test_a_command_that_older_members_do_not_know_names_them() -> None:

@@ -412,7 +412,7 @@ async def _keep_filling(patient: Patient, consumer: Consumer) -> None:
 # -- commands of operators -------------------------------------------------------------------------------------------
 
 
-@case("command-old", "command-pending", "command-not-kept", "commands-over")
+@case("command-old", "command-pauses", "command-pending", "command-not-kept", "commands-over")
 async def commands(it: Ward) -> None:
     """What is still in force stays in force: a cordon, a budget, and an evacuation that keeps a member empty."""
     patient, day_s = it.patient, 86_400
@@ -444,6 +444,9 @@ async def commands(it: Ward) -> None:
         assert not second.assignment(), "the evacuation that is done keeps the member empty"
         await it.command("freeze", age_s=2 * day_s)
         await it.heals("command-old")
+        await it.command("pause", partitions={patient.topic: "0"})
+        await patient.fill(20, only=0)
+        await it.heals("command-pauses")
         assert await it.commands() == {budget, cordon, kept}
         async with forged_member(patient):  # of a version that knows no commands
             swap = await it.command("swap", old=names[0], new=names[1])

@@ -46,4 +46,4 @@ async def test_a_group_by_kafkas_own_protocol_needs_no_zookeeper(
         code, report = await patient.shell_json(group, "--brokers", cluster.bootstrap, "--interval", "0.5")
         assert (code, report["findings"]) == (0, [])
     await patient.fill(3)
-    assert "(Kafka says Empty); 12 records wait" in (await patient.examined())["no-members"][0].what
+    assert "(Kafka says Empty); lag 12" in (await patient.examined())["no-members"][0].what

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from allocator.core.text import plain
 from allocator.operate.command_report import CommandReport
-from allocator.operate.doctor.finding import Finding, Fix, Severity
+from allocator.operate.doctor.finding import Finding, Fix, Severity, names
 from allocator.operate.doctor.fixes import is_long_expired
 from allocator.operate.group_report import GroupReport, GroupState
 from allocator.operate.shell_command import ShellCommand
@@ -19,7 +19,19 @@ OLD_FREEZE_MS = 86_400_000  # new members get no partitions during a freeze
 def command_findings(report: GroupReport) -> Iterator[Finding]:
     """Yields commands that are not kept, unknown to some members, old, done or expired."""
     group, now_ms = report.state.group, report.state.read_ms
-    in_force = [each for each in report.commands if each.state not in ("done", "expired", "not kept", "pending")]
+    in_force = [each for each in report.commands if each.in_force]
+    if waiting := [(p, lag) for p in sorted(report.paused) if (lag := report.logs.lag(p))]:
+        yield Finding(
+            "command-pauses",
+            Severity.WARNING,
+            f"commands pause {len(waiting)} partitions, in which {sum(lag for _, lag in waiting)} records wait",
+            names(p for p, _ in waiting),
+            "An operator paused them. Retention may delete their records before anyone reads them.",
+            "Withdraw the commands, once the reason for them is gone.",
+            ShellCommand.of(
+                "allocator group commands", group, remove=[e.command.id for e in in_force if e.command.kind == "pause"]
+            ),
+        )
     for each in report.commands:
         if each.state == "not kept":
             yield Finding(

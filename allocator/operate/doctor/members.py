@@ -93,16 +93,12 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
             "operator paused it, resume it on the page.",
         )
         return
-    logs = seen.report.logs
-    lag = logs.lag_of(logs.committed)
-    waiting = f"{'' if lag.total is not None else 'at least '}{lag.known} records wait after the committed offsets"
-    if not seen.version:
-        waiting = "the number of waiting records is unknown without Kafka"
     in_kafka = f" (Kafka says {seen.kafka_state})" if seen.kafka is not None else ""
+    lag = seen.report.lag_text() if seen.version else "lag unknown without Kafka"
     yield Finding(
         "no-members",
-        Severity.WARNING if lag != (0, 0) or not seen.version else Severity.INFO,
-        f"the group has no members{in_kafka}; {waiting}",
+        Severity.WARNING if seen.report.lag != (0, 0) or not seen.version else Severity.INFO,
+        f"the group has no members{in_kafka}; {lag}",
         (seen.report.state.group,),
         "Nobody reads its records. Kafka deletes the offsets of an empty group after offsets.retention.minutes.",
         "Start its members. If nobody needs the group any more, do nothing.",
@@ -270,8 +266,8 @@ def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: fl
                 "Nobody processes them, and the leader cannot assign them to another member while this one is alive.",
                 "Check its log, or restart the process.",
             )
-    session_s = after.requested_session_s or DEFAULT_SESSION_S
-    for member in state.members:
+    for member, info in state.members.items():
+        session_s = info.session_timeout_s or after.requested_session_s or DEFAULT_SESSION_S
         silent_s = after.age_s(paths.member(member)) or 0.0
         if silent_s > max(session_s, patience_s):
             yield finding(
@@ -280,7 +276,7 @@ def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: fl
                 f"has not written its znode for {silent_s:.0f} s; session timeout {session_s:g} s",
                 (),
                 "It has no lease and delivers nothing, but its session keeps the partitions. Probably a call blocks "
-                "its event loop. (Or its session timeout is longer: see --session-timeout.)",
+                "its event loop.",
                 "Find the call that blocks the event loop, such as synchronous I/O, or restart the process.",
             )
 

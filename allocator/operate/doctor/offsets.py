@@ -185,7 +185,7 @@ def _lag(before: Observation, after: Observation, earlier: GroupReport, report: 
     growing: dict[TopicPartition, int] = {}
     still: dict[TopicPartition, int] = {}
     seconds = (after.ended_ms - before.ended_ms) / 1000
-    for partition in _owned(before) & _owned(after):
+    for partition in (_owned(before) & _owned(after)) - report.paused:
         lag, was = report.logs.lag(partition), earlier.logs.lag(partition)
         committed, before_that = report.logs.committed.get(partition), earlier.logs.committed.get(partition)
         if lag is None or was is None or committed is None or before_that is None:

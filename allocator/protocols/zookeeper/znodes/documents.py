@@ -295,6 +295,11 @@ class AssignmentDocument:
             found[member] = found.get(member, NO_PARTITIONS) | parts
         return found
 
+    def partitions(self) -> Partitions:
+        """Returns the partitions that the document names."""
+        waiting = (entry.partitions for entry in self.waiting.values())
+        return self.left_out.union(*self.assigned().values(), *waiting)
+
     def partition_counts(self) -> dict[str, int]:
         """Returns the partition count of each topic as far as the document shows it."""
         counts: dict[str, int] = {}

@@ -37,6 +37,23 @@ NAMES: Mapping[str, str] = {
     "kafka.ssl.endpoint.identification.algorithm": "java.hostname",
 }
 
+_FLAGS = re.compile(r"\(\?([aiLmsux]+)\)")  # at the start of a pattern; Python allows them nowhere else
+
+
+def enclosed(pattern: str) -> str:
+    """Returns the pattern in a group, so that more can stand around it."""
+    flags = _FLAGS.match(pattern)
+    return f"(?:{pattern})" if flags is None else f"(?{flags[1]}:{pattern[flags.end() :]})"
+
+
+def anywhere(pattern: str) -> str:
+    """Returns a pattern that matches the whole of each name in which `pattern` matches some part.
+
+    The connector searches `subscribePattern` in the names of the topics.
+    """
+    return f"(?s:.*){enclosed(pattern)}(?s:.*)" if pattern else pattern
+
+
 # options of the Java client that change neither the records nor who may read them; this source ignores them
 _CLIENT = """
     acks allow.auto.create.topics auto.commit.interval.ms auto.include.jmx.reporter batch.size

@@ -89,7 +89,8 @@ class Options:
     topics_pattern: Optional[str] = setting(
         Text(check=check_pattern_syntax, what="a regular expression"),
         None,
-        "Instead of `topics`: all topics whose whole name matches this regular expression, including new topics.",
+        "Instead of `topics`: all topics whose whole name matches this regular expression, including new topics. "
+        "`subscribePattern` may match any part of the name.",
     )
     assign: Optional[tuple[TopicPartition, ...]] = setting(
         _Parsed('JSON such as {"orders": [0, 1]}', partitions_of),
@@ -269,7 +270,8 @@ def read_options(given: Mapping[str, str], use: str | None = None) -> Options:
         if option in _FIELDS:
             value = _value(names[option], text, _FIELDS[option].metadata["setting"], faults, option)
             if value is not None:
-                values[option] = value
+                searched = _normal(names[option]) == "subscribepattern"
+                values[option] = connector.anywhere(value) if searched else value
     values["security"] = _security(found, names, faults)
     if "brokers" not in found:
         faults.add("brokers", 'brokers is missing: .option("brokers", "host:port,host:port")')
@@ -392,7 +394,7 @@ def joining(options: Options) -> MembershipConfig:
         group=options.group,
         client_id=default_client_id("spark"),
         topics=options.topics or (),
-        pattern=options.topics_pattern and f"(?:{options.topics_pattern})\\Z",
+        pattern=options.topics_pattern and f"{connector.enclosed(options.topics_pattern)}\\Z",
         assignor=options.assignor,
         weight=options.weight,
         rack=options.rack,

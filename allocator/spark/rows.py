@@ -39,8 +39,8 @@ def columns(include_headers: bool) -> dict[str, str]:
 
 
 def schema_text(include_headers: bool, millis: bool = False) -> str:
-    """Returns the schema as DDL."""
-    found = {**columns(include_headers), **(MILLIS if millis else {})}
+    """Returns the schema as DDL, in which `timestamp` may mean a type without a time zone."""
+    found = {**columns(include_headers), "timestamp": "timestamp_ltz", **(MILLIS if millis else {})}
     return ", ".join(f"`{name}` {kind}" for name, kind in found.items())
 
 

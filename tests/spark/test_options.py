@@ -131,6 +131,11 @@ def test_a_kerberos_login_of_java_names_the_service() -> None:
     assert read_options(kerberos).security["sasl_kerberos_service_name"] == "kafka"
 
 
+def test_a_pattern_that_only_java_knows_is_refused() -> None:
+    for pattern in ("[[a-z]&&[^b]]+", r"a\p{Punct}"):
+        assert "is not a regular expression" in "\n".join(faults({"brokers": "a:1", "subscribePattern": pattern}))
+
+
 def test_no_password_is_ever_shown() -> None:
     options = {**VALID, "security.protocol": "SASL_SLL", "security.sasl_plain_password": "s3cret", "colour": "red"}
     assert "s3cret" not in "\n".join(faults(options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from allocator.errors import ConfigError
 from allocator.spark.options import read_options
-from allocator.testing import JarsUnavailable, LocalCluster
+from allocator.testing import JarsUnavailable, LocalCluster, ProducedRecord, produce
 from allocator.testing.jars import class_path
 from allocator.testing.versions import SPARK_CONNECTOR
 from tests.spark.twin.twin_language import Program
@@ -73,3 +74,38 @@ def test_each_setting_of_javas_client_has_a_counterpart_or_no_effect_or_an_advic
                 wrong.append(str(error))
     assert len(names) > 100
     assert not wrong
+
+
+def test_a_pattern_selects_the_topics_that_the_connector_reads(
+    with_connector: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    first, second = sorted(topic_factory(cluster=kafka_cluster) for _ in range(2))
+    for topic in (first, second):
+        produce(kafka_cluster.bootstrap, topic, [ProducedRecord(None, b"v", 0, 1_700_000_000_000)])
+
+    def topics(format_name: str, pattern: str) -> list[str]:
+        given = {"kafka.bootstrap.servers": kafka_cluster.bootstrap, "subscribePattern": pattern}
+        rows = with_connector.read.format(format_name).options(**given).load().select("topic").distinct().collect()
+        return sorted(row.topic for row in rows if row.topic in (first, second))
+
+    for pattern in (first[1:-1], f"^{first}$", f"(?i){second[2:].upper()}", f"{first}|{second}", f"{first}.", ".*"):
+        assert topics("allocator", pattern) == topics("kafka", pattern), pattern
+    assert topics("allocator", first[1:-1]) == [first]
+
+
+def test_the_columns_are_the_connectors_if_timestamps_have_no_time_zone_by_default(
+    with_connector: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    topic = topic_factory(cluster=kafka_cluster)
+    produce(kafka_cluster.bootstrap, topic, [ProducedRecord(None, b"v", 0, 1_700_000_000_123)])
+
+    def read(format_name: str) -> Any:
+        given = {"kafka.bootstrap.servers": kafka_cluster.bootstrap, "subscribe": topic, "includeHeaders": "true"}
+        frame = with_connector.read.format(format_name).options(**given).load().drop("headers")
+        return frame.dtypes, frame.collect()
+
+    with_connector.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        assert read("allocator") == read("kafka")
+    finally:
+        with_connector.conf.unset("spark.sql.timestampType")

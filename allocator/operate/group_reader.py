@@ -23,6 +23,7 @@ from allocator.operate.group_report import GroupReport, GroupState, Logs, report
 from allocator.operate.kafka_describe import kafka_group
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, old_layouts
 from allocator.operate.shell_command import ShellCommand
+from allocator.protocols import CommandTopic
 from allocator.protocols.zookeeper import (
     Claim,
     ClusterChoice,
@@ -405,8 +406,17 @@ async def _with_kafkas(state: GroupState | None, client: KafkaClient, group: str
     if state is None or not state.members:
         found = await kafka_group(client, group)
         if found is not None and (found.members or state is None):
-            return found
+            try:
+                return await with_topics_commands(found, client)
+            except AllocatorError as error:
+                return replace(found, problems=(*found.problems, f"the operator commands are not known: {error}"))
     return state
+
+
+async def with_topics_commands(state: GroupState, client: KafkaClient) -> GroupState:
+    """Returns the state of a group that uses Kafka's own protocols, with its operator commands. Raises BrokerError."""
+    topic = CommandTopic(client.bootstrap, state.group, security=client.security, timeout_s=client.request_timeout_s)
+    return replace(state, commands=await topic.read(), read_ms=wall_ms())
 
 
 async def describe_anywhere(clusters: Clusters, client: KafkaClient, group: str) -> GroupState | None:

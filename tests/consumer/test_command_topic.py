@@ -94,7 +94,14 @@ async def test_members_over_kafka_obey_commands_and_their_undoing(
             while batch is not None:
                 assert batch.partition == 0
                 batch = await second.getbatch(0)
-            assert {each.command.kind: each.command.who for each in await commands.list()}["pause"] == "bob"
+            pause = next(each.command for each in await commands.list() if each.command.kind == "pause")
+            assert pause.who == "bob"
+            described = json.loads(await command("describe", group, "--json"))
+            assert pause.id in [each["id"] for each in described["commands"]]
+            given = ["doctor", group, "--brokers", kafka_cluster.bootstrap, "--zookeeper", "none", "--interval", "0"]
+            examined = await asyncio.to_thread(CliRunner().invoke, main, [*given, "--json", "--timeout", "30"])
+            (finding,) = [each for each in json.loads(examined.output)["findings"] if each["id"] == "command-pauses"]
+            assert finding["where"] == [f"{topic}:1"]
             await commands.resume([(topic, 1)])
             with pytest.raises(CommandRefused, match=f"no skip of {topic}:1 at 9"):
                 await commands.unskip((topic, 1), 9)

@@ -20,7 +20,7 @@ from allocator.core.text import parse_json
 from allocator.errors import AllocatorError
 from allocator.operate import kafka_describe as requests
 from allocator.operate.doctor.fixes import leftover_groups
-from allocator.operate.group_reader import describe, list_groups, measure, read_logs, subscribed
+from allocator.operate.group_reader import describe, list_groups, measure, read_logs, subscribed, with_topics_commands
 from allocator.operate.group_report import GroupReport, GroupState
 from allocator.operate.kafka_describe import BrokerSeen, Replicas, kafka_group
 from allocator.operate.layouts import OldLayouts, children, old_layouts
@@ -220,7 +220,10 @@ async def _kafka_group(
     """Adds the partitions that members of other protocols subscribe to, and the offsets in ZooKeeper."""
     group, logs = report.state.group, report.logs
     async with collector.check(IN_KAFKA):
-        collector.fields["kafka"] = await kafka_group(client, group)
+        found = collector.fields["kafka"] = await kafka_group(client, group)
+        if found is not None and found.members and not report.state.members:
+            async with collector.check("operator commands"):
+                report = replace(report, state=await with_topics_commands(report.state, client))
     old: OldLayouts = collector.fields.get("old", OldLayouts())
     replicas: Collection[TopicPartition] = collector.fields.get("replicas", ())
     # if the offsets could not be read, `report.subscribed` is empty
@@ -235,8 +238,8 @@ async def _kafka_group(
     bare = wanted - set(logs.committed)
     if bare and client.broker_version >= (0, 8, 2):  # before 0.8.2, `GroupOffsets` reads ZooKeeper
         async with collector.check("offsets in ZooKeeper"):
-            found = collector.fields["old_offsets"] = await fetch_old_offsets(client, group, bare)
-            logs = replace(logs, committed={**found, **logs.committed})
+            stored_there = collector.fields["old_offsets"] = await fetch_old_offsets(client, group, bare)
+            logs = replace(logs, committed={**stored_there, **logs.committed})
     if client.broker_version >= (0, 10, 1) and logs.end:
         async with collector.check("timestamps of records"):
             when = int((clock() + AHEAD_S) * 1000)

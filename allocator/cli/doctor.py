@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from allocator.cli.access import Access
 
 HEALTHY, INCOMPLETE, PROBLEMS = 0, 1, 3  # 2 is wrong usage, in all commands
+NO_CHROOT = "creates no chroot, because members would form a second group under a mistyped one: run --fix in a terminal"
 COLOURS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
@@ -102,6 +103,9 @@ def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, 
     # never create a chroot without asking: if it is mistyped, members would form a second group in it, and each
     # partition would have two owners
     chosen = [each for each in findings if each.fix is not None and not (yes and each.fix.kind == "chroot")]
+    if not chosen and any(each.fix is not None for each in findings):
+        click.echo(f"--yes {NO_CHROOT}", err=as_json)
+        return {}
     if not chosen:
         by_hand = "; run the commands above yourself" if any(finding.command for finding in findings) else ""
         click.echo(f"no finding has a safe fix{by_hand}", err=as_json)
@@ -110,9 +114,9 @@ def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, 
         for fix in (finding.fix for finding in chosen if finding.fix is not None):
             click.echo(plain(f"--fix would {fix.text}: {', '.join(fix.names)}"))
         if not sys.stdin.isatty():
-            raise ConfigError(
-                "--fix cannot ask without a terminal. Nothing was changed. Give --yes to make these changes"
-            )
+            kinds = {finding.fix.kind for finding in chosen if finding.fix is not None}
+            more = "Give --yes to make these changes" + (f"; it {NO_CHROOT}" if "chroot" in kinds else "")
+            raise ConfigError(f"--fix cannot ask without a terminal. Nothing was changed. {more}")
         if not click.confirm("Make these changes?"):
             return {}
     done = asyncio.run(apply_fixes(access, group, chosen))

@@ -15,6 +15,7 @@ from allocator.cli.options import ERROR, GROUP, NOTHING_CHANGED, execute_option,
 from allocator.cli.output import console, print_json
 from allocator.cli.report import commands_table, groups_table, members_table, offsets_table, reset_table, retries_table
 from allocator.core.text import plain
+from allocator.errors import CommandRefused
 from allocator.operate import TARGETS
 
 if TYPE_CHECKING:
@@ -121,10 +122,12 @@ def adopt_command(name: str, execute: bool, access: Access, as_json: bool) -> No
 @with_clusters
 def release_command(name: str, instance_id: str, access: Access, as_json: bool) -> None:
     """End the reservation of INSTANCE, so that its partitions move to other members."""
-    from allocator.operate import GroupReader
+    from allocator.operate import NOT_OURS, GroupReader, describe
 
     async def run() -> int:
         async with access.ensemble() as zk:
+            if await describe(zk, name, access.root) is None:
+                raise CommandRefused(f"ZooKeeper has no group {name!r} under {access.root}. {NOT_OURS}")
             return len(await GroupReader(zk, name, access.root).store.end_reservation(instance_id))
 
     released = asyncio.run(run())

@@ -100,8 +100,8 @@ def run_page(
             tls=tls,
             records=records,
         )
-        beside = {} if archive is None else {"history": keep(watcher, archive)}
         async with serve(site, options.host, options.port) as bound:
+            beside = {} if archive is None else {"history": keep(watcher, archive)}
             name = f"[{options.host}]" if ":" in options.host else options.host
             tell(f"{'http' if tls is None else 'https'}://{name}:{bound}/", _changes(guard))
             await TaskGroup().run(stop.wait(), watcher=watcher.run(), **beside)

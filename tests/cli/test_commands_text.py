@@ -57,3 +57,8 @@ def test_the_command_line_has_every_kind_of_command_with_the_text_of_its_declara
 def test_wrong_arguments_are_refused_before_any_request(arguments: list[str], message: str, code: int) -> None:
     done = CliRunner().invoke(main, ["group", *arguments])
     assert (done.exit_code, message in done.output) == (code, True), done.output
+
+
+def test_a_reservation_of_an_unknown_group_cannot_be_ended(zk_chroot: str) -> None:
+    done = CliRunner().invoke(main, ["group", "release", "biling", "i-1", "--zookeeper", zk_chroot])
+    assert (done.exit_code, "ZooKeeper has no group 'biling'" in done.output) == (1, True), done.output

@@ -126,6 +126,9 @@ def test_a_missing_chroot_is_created_only_after_a_question(zk_chroot: str) -> No
         found = json.loads(result.stdout)
         assert [each["id"] for each in found["findings"]] == ["chroot-missing"]
         assert found["fixed"] == []
+        assert "--yes creates no chroot" in result.stderr
+        refused = CliRunner().invoke(main, arguments)
+        assert (refused.exit_code, "it creates no chroot" in refused.output) == (2, True), refused.output
         assert CliRunner().invoke(main, arguments, input=Terminal(b"n\n")).exit_code == 1
         assert not zk.exists("/typo")
         created = CliRunner().invoke(main, arguments, input=Terminal(b"y\n"))

@@ -92,7 +92,7 @@ export const commands = () => {
     },
     {
       key: "end",
-      head: "",
+      head: "withdraw",
       width: 115,
       text: (o) => (ends(o) ? "Withdraw…" : ""),
       cell: (o) =>

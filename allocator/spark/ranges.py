@@ -103,20 +103,25 @@ def limit_ends(
 ) -> dict[TopicPartition, int]:
     """Returns `end`, lowered so that at most `most` offsets are between `start` and it.
 
-    Each partition gets a share in proportion to its offsets. The share of at least one partition is not empty, so that
-    a stream makes progress even if `most` is small.
+    Each partition with new offsets gets one, and a share of the rest in proportion to its offsets, so that busy
+    partitions do not keep a quiet one waiting. If `most` is too small for that, the partitions take turns.
     """
-    sizes = {tp: max(0, end[tp] - start.get(tp, end[tp])) for tp in end}
-    total = sum(sizes.values())
+    sizes = {tp: end[tp] - start[tp] for tp in sorted(end) if start.get(tp, end[tp]) < end[tp]}
+    total, count = sum(sizes.values()), len(sizes)
     if total <= most:
         return dict(end)
-    shares = {tp: most * size // total for tp, size in sizes.items()}
-    left = most - sum(shares.values())
-    # the offsets that rounding down leaves go to the partitions that lost most by rounding
-    by_rest = sorted(sizes, key=lambda tp: (-(most * sizes[tp] % total), tp))
-    for tp in by_rest[:left]:
-        shares[tp] += 1
-    return {tp: start.get(tp, end[tp]) + shares[tp] for tp in end}
+    if most < count:
+        # the sum grows with each batch by its size, so the next batch begins after the last partition of this one
+        turn, waiting = sum(start[tp] for tp in sizes) % count, list(sizes)
+        shares = dict.fromkeys((waiting + waiting)[turn : turn + most], 1)
+    else:
+        rests = {tp: divmod((most - count) * (size - 1), total - count) for tp, size in sizes.items()}
+        shares = {tp: 1 + whole for tp, (whole, _) in rests.items()}
+        # the offsets that rounding down leaves go to the partitions that lost most by rounding
+        by_rest = sorted(sizes, key=lambda tp: -rests[tp][1])
+        for tp in by_rest[: most - sum(shares.values())]:
+            shares[tp] += 1
+    return {tp: start.get(tp, end[tp]) + shares.get(tp, 0) for tp in end}
 
 
 class Time(NamedTuple):

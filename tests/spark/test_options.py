@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from allocator.errors import ConfigError
 from allocator.spark.options import READ, STREAM, WRITE, read_options
-from allocator.spark.ranges import Range, StartOrEnd, StreamOffsets, Time, pack, split
+from allocator.spark.ranges import Range, StartOrEnd, StreamOffsets, Time, limit_ends, pack, split
 from allocator.types import TopicPartition
 
 VALID = {"brokers": "a:9092,b:9092", "topics": "orders"}
@@ -199,3 +199,24 @@ def test_positions_are_read_from_checkpoints_of_this_source_and_of_the_connector
     assert text == '{"orders": {"9": 7, "10": 5}, "@begin": {"orders": {"9": 2}}}'
     assert StreamOffsets.of_json(json.loads(text)) == positions
     assert StreamOffsets.of_json({"orders": {"9": 7}}) == StreamOffsets({b: 7}, {})
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 1000)), min_size=1, max_size=8), st.integers(1, 500))
+def test_a_batch_is_as_large_as_it_may_be_and_leaves_no_partition_waiting(
+    partitions: list[tuple[int, int]], most: int
+) -> None:
+    at = {TopicPartition("t", number): start for number, (start, _) in enumerate(partitions)}
+    end = {TopicPartition("t", number): start + size for number, (start, size) in enumerate(partitions)}
+    sizes = {tp: end[tp] - at[tp] for tp in at if end[tp] > at[tp]}
+    found = limit_ends(at, end, most)
+    shares = {tp: found[tp] - at[tp] for tp in at}
+    assert sum(shares.values()) == min(most, sum(sizes.values()))
+    assert all(0 <= shares[tp] <= sizes.get(tp, 0) for tp in at)
+    # however fast the logs grow, each waiting partition is read within a few batches
+    waiting, start = set(sizes), at
+    for _ in range(-(-len(sizes) // most)):
+        found = limit_ends(start, end, most)
+        waiting -= {tp for tp in at if found[tp] > start[tp]}
+        end = {tp: end[tp] + 1000 * (found[tp] - start[tp]) for tp in at}
+        start = found
+    assert not waiting

@@ -397,3 +397,20 @@ def test_available_now_ends_where_topics_ended_when_it_began(streams: Streams) -
         sizes.append(len(batch))
     assert sizes == [5, 5, 3]
     assert sorted(found) == records(topic, {0: range(10), 1: range(3)})
+
+
+def test_available_now_after_one_topic_was_deleted_reads_the_others_or_is_data_loss(streams: Streams) -> None:
+    kept, deleted = streams.topic(), streams.topic()
+    streams.fill(kept, {0: 3})
+    streams.fill(deleted, {0: 3})
+    names = f"{kept},{deleted}"
+    strict, lenient = streams.query(topics=names), streams.query(topics=names, fail_on_data_loss="false")
+    assert len(strict.batch()) == len(lenient.batch()) == 6
+    streams.cluster.delete_topic(deleted)
+    streams.fill(kept, {0: 2})
+    for query in (strict, lenient):
+        query.restart()
+        query.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLoss, match=f"'{deleted}' was deleted"):
+        strict.batch()
+    assert lenient.batch() == records(kept, {0: range(3, 5)})

@@ -154,7 +154,11 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     async def _ends_now(self) -> Offsets:
         client = await self._client()
-        return await ends(client, self.options, await self._partitions(client, {}))
+        try:
+            tps = await find_partitions(client, self.options, METADATA_S)
+        except TopicNotFound:
+            tps = _present(client, self.options)  # the first batch knows whether they were deleted, or never existed
+        return await ends(client, self.options, tps)
 
     async def _next(self, before: StreamOffsets, most: int | None) -> StreamOffsets:
         """Returns the end of the next batch, or `before` itself if there is nothing new."""
@@ -247,8 +251,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             if error.topics != self._missing:  # Spark plans up to 100 times per second
                 log.warning("%s; reading the others", error)
                 self._missing = error.topics
-            present = {topic: client.partitions(topic) or () for topic in options.topics or ()}
-            return [TopicPartition(topic, number) for topic, numbers in present.items() for number in numbers]
+            return _present(client, self.options)
         deleted = sorted({tp.topic for tp in start if tp not in set(tps)})
         if deleted and options.fail_on_data_loss:
             raise self._deleted(deleted)
@@ -357,3 +360,10 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 def _range(tp: TopicPartition, start: int, end: StreamOffsets) -> Range:
     return Range(tp.topic, tp.partition, start, end.next[tp], end.ids.get(tp.topic))
+
+
+def _present(client: KafkaClient, options: Options) -> list[TopicPartition]:
+    """Returns the partitions of the topics that exist."""
+    return [
+        TopicPartition(topic, number) for topic in options.topics or () for number in client.partitions(topic) or ()
+    ]

@@ -71,6 +71,10 @@ def test_a_swap_needs_both_members_and_comes_before_their_evacuation() -> None:
     leaves = command("evacuate", arguments={"member": "one"})
     assert constraints_of([swap, leaves], MEMBERS) == Constraints(swapped={A: B})
     assert constraints_of([swap], {A: MEMBERS[A]}) == Constraints()
+    pin = command("pin", arguments={"partitions": {"t": "0"}, "place": {"member": "one"}})
+    (partition,) = parts(0)
+    pinned = Constraints(swapped={A: B}, allowed={partition: frozenset({B})})
+    assert constraints_of([pin, swap], MEMBERS) == pinned, "the new member gets what is pinned to the old one"
     # two members that would replace each other
     other = command("swap", arguments={"old": "two", "new": "one"})
     assert constraints_of([swap, other], MEMBERS) == Constraints(swapped={A: B})

@@ -184,6 +184,8 @@ def constraints_of(commands: Iterable[Command], members: Infos, absent: Collecti
             frozen = True
     # an evacuated member gets nothing, not even as the new member of a swap; an absent one gets it when it is back
     swapped = {old: new for old, new in swapped.items() if new not in evacuated and new not in absent}
+    # what is pinned to a member that is replaced goes to the new member
+    pinned = {partition: frozenset(swapped.get(each, each) for each in there) for partition, there in pinned.items()}
     return Constraints(
         cordoned=frozenset(cordoned),
         absent=frozenset(absent),

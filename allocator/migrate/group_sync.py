@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 # Time between two rounds. Higher: fewer requests; lower: a group that moves repeats fewer records.
 SYNC_S: Final = 5.0
+AT_ONCE: Final = 20  # groups. Higher: a round over a slow network is shorter; lower: fewer requests at a time
 
 
 class GroupSync:
@@ -52,12 +53,17 @@ class GroupSync:
             raise ConfigError("the old cluster cannot list its groups (before 0.9), so it has none to sync")
         while True:
             with contextlib.suppress(AllocatorError):
-                for group in filter(self._pattern.fullmatch, await list_groups(self._clusters.old)):
-                    try:
-                        await self._sync(group)
-                    except AllocatorError as error:
-                        log.info("the offsets of group %r are not synced now: %s", group, error)
+                groups = filter(self._pattern.fullmatch, await list_groups(self._clusters.old))
+                places = asyncio.Semaphore(AT_ONCE)
+                await asyncio.gather(*(self._try_sync(group, places) for group in groups))
             await asyncio.sleep(SYNC_S)
+
+    async def _try_sync(self, group: str, places: asyncio.Semaphore) -> None:
+        async with places:
+            try:
+                await self._sync(group)
+            except AllocatorError as error:
+                log.info("the offsets of group %r are not synced now: %s", group, error)
 
     async def _sync(self, group: str) -> None:
         clusters = self._clusters

@@ -342,17 +342,28 @@ class HandlerCutOff(AllocatorError):
 
 
 class HandlerFailed(AllocatorError):
-    """A handler failed at a record after all retries. The record is the next one to read."""
+    """A handler failed at a record after all retries. The record is the next one to read.
+
+    `refused`: the error of the dead-letter topic, if it takes no letter.
+    """
 
     def __init__(
-        self, handler: str, topic: str, partition: int, offset: int, attempts: int, error: BaseException
+        self,
+        handler: str,
+        topic: str,
+        partition: int,
+        offset: int,
+        attempts: int,
+        error: BaseException,
+        refused: BaseException | None = None,
     ) -> None:
         tried = f"{attempts} times" if attempts > 1 else "once"
         raised = shown(error)
         where = f"handler {handler!r} failed {tried} at {topic}:{partition} offset {offset}: "
         self.what = Quote(where + raised, where + raised.hidden)
         """The text of the error without the remedy. It may quote the record."""
-        super().__init__(f"{self.what}; correct it, or set a dead-letter topic for such records")
+        remedy = "correct it, or set a dead-letter topic for such records"
+        super().__init__(f"{self.what}; {remedy if refused is None else f'its dead letter is refused: {refused}'}")
         self.topic = topic
         self.partition = partition
         self.offset = offset

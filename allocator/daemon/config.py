@@ -397,7 +397,7 @@ def load(
         document = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also for a number of 5,000 digits, and arrays within arrays
         raise ConfigError(f"{source}: is not TOML: {error}") from error
     reader = SettingsReader(SECTIONS, source, TARGET_PREFIX if target else PREFIX)
     found = os.environ if environ is None else environ

@@ -9,7 +9,7 @@ from typing import Any
 from allocator.core.aio import first_of, wait_for_event
 from allocator.core.telemetry import Measures
 from allocator.core.text import shown
-from allocator.errors import AllocatorError, BrokerError, Fenced, HandlerFailed
+from allocator.errors import AllocatorError, BrokerError, Fenced, HandlerFailed, TopicNotFound
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.guard import KeptBack, Quarantined, Skipped
 from allocator.handlers.handlers import HandlerMisuse
@@ -157,9 +157,15 @@ class Failures:
         if retries is not None:
             attempts += retries.plan.attempts(argument)
             records = [retries.plan.original(record, marked=False) for record in records]
-        sent = await self._until_sent(
-            worker, offset, "the dead letter was not written", lambda: letters.send(records, error, attempts)
-        )
+        try:
+            sent = await self._until_sent(
+                worker, offset, "the dead letter was not written", lambda: letters.send(records, error, attempts)
+            )
+        except AllocatorError as refused:
+            temporary = refused.retriable and not isinstance(refused.__cause__, TopicNotFound)
+            if temporary or isinstance(refused, Fenced):
+                raise
+            raise HandlerFailed(self._handler, topic, partition, offset, lane.attempts, error, refused) from refused
         self._measures.dead_letters += len(records) if sent else 0
         return sent
 

@@ -94,7 +94,7 @@ def shortened(error: BaseException) -> BaseException:
 
     A handler may quote a record of 50 MB in an error. To log that would take longer than the lease.
     """
-    if not any(len(text_of(each)) > LONGEST_TEXT for each in error_chain(error)):
+    if not any(_length(each) > LONGEST_TEXT for each in error_chain(error)):
         return error
     text = text_of(error)
     kind = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})
@@ -105,12 +105,22 @@ def shortened(error: BaseException) -> BaseException:
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error and those that a traceback shows before it."""
+    """Yields an error, those that a traceback shows before it, and those of a group."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
+        for each in getattr(error, "exceptions", ()) if _is_group(error) else ():
+            yield from error_chain(each)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _length(error: BaseException) -> int:
+    return len(text_of(error)) + sum(map(len, map(str, getattr(error, "__notes__", ()))))
+
+
+def _is_group(error: BaseException) -> bool:
+    return any(each.__name__ == "BaseExceptionGroup" for each in type(error).__mro__)  # from Python 3.11 on
 
 
 def own_count(headers: Sequence[tuple[str, Optional[bytes]]]) -> int | None:

@@ -109,7 +109,7 @@ def load_plan(path: Path) -> Plan:
     """Reads and checks the file. Raises one ConfigError that lists every fault."""
     try:
         sections = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     faults: list[str] = []
     declared = {tuple(field.metadata["key"]): field for field in dataclasses.fields(Plan) if field.metadata}

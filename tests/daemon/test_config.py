@@ -301,6 +301,9 @@ def test_a_missing_file_and_bad_toml_are_config_errors(files: Files) -> None:
     files.path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not TOML"):
         load(files.path)
+    for value in ("9" * 5000, "[" * 5000 + "]" * 5000):
+        with pytest.raises(ConfigError, match="is not TOML"):
+            files.load(f"number = {value}\n")
 
 
 def test_a_member_has_the_same_id_after_a_restart(files: Files) -> None:

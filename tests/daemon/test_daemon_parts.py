@@ -35,6 +35,8 @@ def two(record, other): ...
 class Service:
     @staticmethod
     def static(record): ...
+class Leaving:
+    def __init__(self): raise SystemExit(0)
 class Coroutine:
     async def __call__(self, record): ...
 class Needy:
@@ -82,6 +84,7 @@ def test_a_handler_is_loaded_by_name_and_runs_on_the_loop_if_it_is_a_coroutine(
         ("some_handlers:number", "is int, not callable"),
         ("some_handlers:two", "takes (record, other); it is called with one argument, the batch"),
         ("some_handlers:Needy", "its class cannot be called without arguments"),
+        ("some_handlers:Leaving", "its class cannot be called without arguments: SystemExit(0)"),
         ("leaving_handlers:f", "module 'leaving_handlers' cannot be imported: SystemExit(0)"),
         ("some_handlers", "write 'package.module:function'"),
     ],

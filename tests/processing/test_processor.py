@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import sys
 import threading
 import time
 from collections import Counter
@@ -24,6 +25,7 @@ from allocator.errors import (
     HandlerCutOff,
     HandlerFailed,
     OffsetOutOfRange,
+    TopicNotFound,
 )
 from allocator.handlers import lanes, processor
 from allocator.handlers.handlers import Handler
@@ -210,6 +212,42 @@ async def test_a_record_is_done_only_when_its_dead_letter_is_acknowledged(refusa
     assert letters.offsets == ([5] if refusals == 2 else [])
     assert cluster.committed == {PARTITION: 10 if refusals == 2 else 5}
     assert letters.closed
+
+
+async def test_a_missing_dead_letter_topic_is_a_failure_at_the_record() -> None:
+    """A restart would fail in the same way."""
+    cluster, recorder = Cluster(records=10), Recorder()
+    recorder.errors[5] = [ValueError("poison")] * 3
+    refusal = BrokerError("topic 'missing' did not accept t:0 offset 5", retriable=True)
+    refusal.__cause__ = TopicNotFound(["missing"])
+    async with running(cluster, recorder.handle, Letters([refusal] * 9)) as it:
+        error = await it.failed()
+    assert isinstance(error, HandlerFailed)
+    assert (error.offset, "its dead letter is refused: topic 'missing'" in str(error)) == (5, True)
+    assert cluster.committed == {PARTITION: 5}
+
+
+@pytest.mark.parametrize("kind", ["text", "note", "cause", "group"])
+async def test_a_long_error_is_logged_short(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    error: BaseException = ValueError("x" * 1_000_000 if kind == "text" else "short")
+    if kind == "note":
+        if not hasattr(error, "add_note"):
+            pytest.skip("no notes before Python 3.11")
+        error.add_note("x" * 1_000_000)
+    elif kind == "cause":
+        error.__cause__ = ValueError("x" * 1_000_000)
+    elif kind == "group":
+        if sys.version_info < (3, 11):
+            pytest.skip("no groups before Python 3.11")
+        error = ExceptionGroup("several", [ValueError("x" * 1_000_000)])  # noqa: F821
+    cluster, recorder, letters = Cluster(records=10), Recorder(), Letters()
+    recorder.errors[5] = [error] * 3
+    async with running(cluster, recorder.handle, letters) as it:
+        await until(lambda: len(recorder.done) == 9)
+        await it.stop()
+    assert letters.offsets == [5]
+    lines = [logging.Formatter().format(each) for each in caplog.records]
+    assert 500 < max(map(len, lines)) < 50_000
 
 
 async def test_a_record_that_a_sink_fenced_is_no_dead_letter() -> None:

@@ -43,7 +43,7 @@ def to_call(found: Any, what: str, error: type[AllocatorError] = ConfigError) ->
     if isinstance(found, type):
         try:
             found = found()
-        except Exception as cause:  # the user's constructor
+        except (Exception, SystemExit) as cause:  # the user's constructor
             raise error(f"{what}: its class cannot be called without arguments: {cause!r}") from cause
     if not callable(found):
         raise error(f"{what} is {type(found).__name__}, not callable")

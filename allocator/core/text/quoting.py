@@ -55,7 +55,7 @@ def text_of(error: BaseException) -> str:
     """Returns the text of an error, even if the `__str__` of a user's class raises."""
     try:
         return str(error)
-    except Exception as raised:  # noqa: BLE001 - whatever the user's class raises
+    except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever the user's class raises
         return f"<its __str__ raised {type(raised).__name__}>"
 
 

@@ -51,6 +51,8 @@ class Znode:
     children_created: int = 0
     created: int = 0
     """The number of the write that created it."""
+    written: int = 0
+    """The number of the last write of its data."""
 
 
 @dataclass
@@ -145,8 +147,9 @@ class Ensemble:
             if path in after:
                 raise ZnodeExists(path)
             after[parent] = write.changes[parent] = replace(up, children_created=up.children_created + 1)
+            number = len(self.history) + 1
             after[path] = write.changes[path] = Znode(
-                op.data, owner=session.number if op.ephemeral else 0, created=len(self.history) + 1
+                op.data, owner=session.number if op.ephemeral else 0, created=number, written=number
             )
             write.events += [("data", path), ("children", parent)]
             return path
@@ -156,7 +159,9 @@ class Ensemble:
         if op.version >= 0 and znode.version != op.version:
             raise BadVersion(path)
         if op.kind == "set":
-            after[path] = write.changes[path] = replace(znode, data=op.data, version=znode.version + 1)
+            after[path] = write.changes[path] = replace(
+                znode, data=op.data, version=znode.version + 1, written=len(self.history) + 1
+            )
             write.events.append(("data", path))
             return _stat(after[path])
         if op.kind == "delete":
@@ -513,4 +518,4 @@ class SimulatedZooKeeper:
 
 
 def _stat(znode: Znode) -> Stat:
-    return Stat(znode.version, znode.owner, 0, 0, znode.created)
+    return Stat(znode.version, znode.owner, 0, 0, znode.created, znode.written)

@@ -147,6 +147,22 @@ async def test_a_broken_assignment_is_written_again_and_nothing_moves(bench: One
         assert bench.history.moves() > moves
 
 
+@pytest.mark.parametrize("damage", ["garbage", "of another member", "deleted"])
+async def test_a_member_whose_claim_another_client_changes_joins_again(bench: OneGroup, damage: str) -> None:
+    """The leader assigns partitions by the claims, so the member may not act for long beside a wrong one."""
+    async with bench.members("a", "b") as (a, b), bench.store() as store:
+        former, claim = b.membership.member_id, bench.paths.claim(b.membership.member_id)
+        if damage == "garbage":
+            await store.zk.set(claim, b"\x00 garbage")
+        elif damage == "deleted":
+            await store.zk.delete(claim)
+        else:
+            await store.zk.set(claim, (await store.zk.get(bench.paths.claim(a.membership.member_id)))[0])
+        await wait_until_async(lambda: b.membership.member_id != former, 30, "the member to join again")
+        await bench.settle(a, b)
+    assert bench.history.overlaps() == []
+
+
 async def until_a_claim_waits(bench: OneGroup, member: TestMember, store: Store) -> None:
     """Assigns further partitions to a member that does not claim them before `may_return` is set."""
     owned, count = member.owned, bench.topics.counts["t"]

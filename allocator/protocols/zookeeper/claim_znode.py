@@ -24,6 +24,8 @@ class ClaimZnode:
         self._member = member
         self._numbers = itertools.count()
         self._shards: set[str] = set()  # paths of those that may exist
+        self._transaction: int | None = None
+        """The id of the last write; None before the first one, and while the result of one is unknown."""
 
     async def create(self) -> None:
         await self._znodes.create({self._paths.claim(self._member): self.written.encode()})
@@ -38,14 +40,24 @@ class ClaimZnode:
         self._shards |= shards.keys()
         for shard, piece in shards.items():  # one transaction for all would be too large
             await self._znodes.create({shard: piece})
+        before, self._transaction = self._transaction, None
         try:
             transaction = await self._zk.multi([*checks, Op("set", path, head)])
         except (BadVersion, NoZnode):
+            self._transaction = before
             if await self._zk.exists(path) is None:
                 raise MembershipLost("its claim was deleted") from None
             raise
-        self.written = claim
+        self.written, self._transaction = claim, transaction
         if self._shards:
             await self._znodes.delete(self._shards - shards.keys())
             self._shards &= shards.keys()
         return transaction
+
+    async def is_intact(self) -> bool:
+        """Returns whether the claim is what this member has written last, as far as that is known."""
+        before = self._transaction
+        stat = await self._zk.exists(self._paths.claim(self._member))
+        if stat is None:
+            return False
+        return before in (None, stat.zxid) or self._transaction != before

@@ -50,6 +50,7 @@ from allocator.protocols.zookeeper.command_store import CommandStore
 from allocator.protocols.zookeeper.leader import Leader, LeaderSettings
 from allocator.protocols.zookeeper.seats import FEATURE, IN_USE
 from allocator.protocols.zookeeper.session import SessionMembership
+from allocator.protocols.zookeeper.session_lease import MembershipLost
 from allocator.protocols.zookeeper.znodes.assignment_reader import AssignmentReader
 from allocator.protocols.zookeeper.znodes.documents import (
     AssignmentDocument,
@@ -202,6 +203,7 @@ class ZooKeeperMembership(SessionMembership):
 
     async def _take_part(self, scope: TaskGroup) -> None:
         scope.start(self._elect(), "election")
+        scope.start(self._guard_claim(), "claim")
         if self._on_commands is not None:
             scope.start(self._obey(self._on_commands), "commands")
         if self._measured is not None:
@@ -321,6 +323,14 @@ class ZooKeeperMembership(SessionMembership):
             self._leader = None
 
     # -- following -----------------------------------------------------------------------------------------------
+
+    async def _guard_claim(self) -> None:
+        """Raises MembershipLost once another client has deleted or overwritten the claim: the leader reads it."""
+        while True:
+            await asyncio.sleep(self._zk.session_timeout_s)
+            with contextlib.suppress(ConnectionLost):
+                if not await self._claim.is_intact():
+                    raise MembershipLost("its claim was deleted or overwritten")
 
     async def _follow(self, scope: TaskGroup) -> None:
         """Claims and releases partitions as the newest assignment says. Returns when the member has left and owns

@@ -85,6 +85,8 @@ class TenureTransactions:
         self._turn = asyncio.Lock()
         self._seen: Any = None
         """The committed offset (`Seen`); None: not looked at in this tenure, or since it continued elsewhere."""
+        self._moves: int | None = None
+        """`tenure.moves` when the last offset was sent."""
         self._confirmed = False
         """Whether nobody else can commit, and `_seen` is true."""
 
@@ -99,9 +101,9 @@ class TenureTransactions:
         if not self._confirmed or self._writer.in_doubt:
             await self._writer.open()
             try:
-                self._seen = await self._offsets.confirm(self.tenure, self._seen)
+                self._seen = await self._offsets.confirm(self.tenure, self._seen, self._moves)
             except Fenced:
-                self._seen = None
+                self._seen = self._moves = None
                 raise
             self._confirmed = True
 
@@ -124,7 +126,7 @@ class TenureTransactions:
                 await self._commit(records, offset, committed)
 
     async def _commit(self, records: Records, offset: OffsetAndMetadata, committed: Callable[[], None]) -> None:
-        self._confirmed = False
+        self._confirmed, self._moves = False, self.tenure.moves
 
         async def send(to_send: OffsetAndMetadata, refusal: Callable[[], AllocatorError | None]) -> None:
             to_commit = GroupOffset(

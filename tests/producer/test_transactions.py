@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from kafka.protocol.producer import EndTxnRequest
 
-from allocator import Consumer, Producer, ZooKeeper
+from allocator import Consumer, GroupCommands, Producer, ZooKeeper
 from allocator.core.client import KafkaClient
 from allocator.errors import BrokerError, Closed, ConfigError, Fenced, IllegalState
 from allocator.producer import NewRecord, TransactionalWriter
@@ -357,6 +357,56 @@ async def test_a_transaction_up_to_the_committed_offset_is_found_without_its_res
             await in_transaction(producer, consumer, (two.out, b"third"))
         assert (await consumer.committed((two.source, 0))).offset == 3
     assert await two.results() == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("by", ["user", "operator"])
+async def test_a_seek_after_a_transaction_without_a_response_is_not_lost(
+    by: str, two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await two.fill(3)
+    send, ends = KafkaClient.send, asyncio.Event()
+
+    async def without_response(self: Any, node: int, message: Any, *rest: Any, **more: Any) -> Any:
+        response = await send(self, node, message, *rest, **more)
+        if type(message).__name__.startswith("EndTxn"):
+            ends.set()
+            await asyncio.Event().wait()
+        return response
+
+    where = f"{two.cluster.zookeeper}/{two.group}"
+    async with (
+        two.producer() as producer,
+        Consumer(
+            two.source,
+            brokers=two.cluster.bootstrap,
+            group=two.group,
+            zookeeper=where,
+            auto_commit_interval_s=None,
+            transactions=producer,
+        ) as consumer,
+        GroupCommands(where, two.group) as commands,
+    ):
+        await batch_of(consumer)
+        monkeypatch.setattr(KafkaClient, "send", without_response)
+        first = asyncio.ensure_future(in_transaction(producer, consumer, (two.out, b"first")))
+        await ends.wait()
+        first.cancel()
+        await asyncio.wait({first})
+        monkeypatch.undo()
+        if by == "user":
+            consumer.seek((two.source, 0), 1)
+        else:
+            await commands.seek([TopicPartition(two.source, 0)], "1")
+
+            async def is_done() -> bool:
+                return [each.state for each in await commands.list()] == ["done"]
+
+            await wait_until_async(is_done, 30, "the seek")
+            assert (await consumer.committed((two.source, 0))).offset == 1
+        assert (await batch_of(consumer)).base_offset == 1
+        await in_transaction(producer, consumer, (two.out, b"again"))
+        assert (await consumer.committed((two.source, 0))).offset == 3
+    assert await two.results() == [b"first", b"again"]
 
 
 async def test_a_block_that_raises_writes_nothing_and_its_records_are_read_again(two: Two) -> None:

@@ -52,12 +52,13 @@ class TransactionalCommits:
         knows = self._client.broker_version >= (2, 5)
         return (await self._commits.offsets.fetch([partition], require_stable=knows)).get(partition)
 
-    async def confirm(self, tenure: TopicPartitionState, seen: Seen | None) -> Seen:
+    async def confirm(self, tenure: TopicPartitionState, seen: Seen | None, moves: int | None) -> Seen:
         """Returns the committed offset, once no other transaction can change it.
 
         `seen`: what the last call returned, or what has been committed since; None in the first call of a tenure.
-        Raises Fenced if something else is committed, such as by an own transaction whose outcome was unknown, and
-        continues there.
+        `moves`: the number of moves of the position when the last offset was sent; None if none was. Raises Fenced if
+        something else is committed, such as by an own transaction whose outcome was unknown, and continues there,
+        unless the position was moved since: a seek, or another log, decides where to go on.
         """
         if self._client.broker_version < (2, 5):
             await asyncio.sleep(SETTLED_S)
@@ -65,8 +66,7 @@ class TransactionalCommits:
         if found is None or tenure is not self._state.assignment.get(tenure.partition):
             return Seen(None)  # nothing is committed; or the tenure has ended, so that nothing will be
         now = Seen.of(found)
-        # at first, a seek or another log decides where the tenure begins, whatever is committed
-        if now == seen or (seen is None and (now.at == tenure.committed or tenure.is_sought)):
+        if now == seen or (seen is None and now.at == tenure.committed) or (tenure.is_sought and tenure.moves != moves):
             return now
         known = "none" if tenure.committed is None else tenure.committed[0]
         tenure.restart(found)

@@ -219,9 +219,10 @@ class Progress(Tenure):
         return self._goes_back
 
     def restart(self, committed: OffsetAndMetadata) -> None:
-        """Continues at the committed offset, which is not the one that this tenure knew."""
+        """Continues at the committed offset, which is not the one that this tenure knew. An earlier seek is over."""
         self._replace_holds()
         self.begin(committed, None, own=False)
+        self._goes_back = False
 
     def reset_to(self, position: OffsetAndMetadata, *, before: int | None) -> None:
         """Sets the position that a reset has found. `before`: the position that the log did not have.

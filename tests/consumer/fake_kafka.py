@@ -295,8 +295,7 @@ class HandMembership(GroupMembership):
 
         Returns False if the member has left meanwhile.
         """
-        assert self.parts.expected is not None
-        self.parts.expected(frozenset({partition}), True)
+        self.parts.listener.expect(frozenset({partition}), free=True)
         session = self._sessions
         await asyncio.sleep(0.003)
         if session != self._sessions or not self._active:

@@ -313,7 +313,7 @@ class _Steering:
         """Moves partitions to canaries that have too few, from the members that exceed their goal the most."""
         missing = {each: self._rules.canaries[each] - self._count[each] for each in sorted(self._canaries)}
         missing = {each: number for each, number in missing.items() if number > 0 and each not in self._cordoned}
-        of = self._partitions_of(goals.keys() if missing else ())
+        of = self._partitions_of(goals.keys() - self._cordoned if missing else ())
         for partitions in of.values():
             partitions.sort(
                 key=lambda p: (self._holder.get(p) != self._owner[p], p)

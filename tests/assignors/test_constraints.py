@@ -99,6 +99,21 @@ def test_each_partition_has_one_owner_and_each_possible_order_is_kept(
             assert len(got) <= count or all(subscribers[p] <= {*rules.canaries, *leaving} for p in got)
 
 
+@pytest.mark.parametrize("function", FUNCTIONS)
+@given(case=steered(), data=st.data())
+def test_an_absent_member_keeps_its_partitions(
+    function: object, case: tuple[GroupView, Constraints], data: st.DataObject
+) -> None:
+    view, rules = case
+    some = st.frozensets(st.sampled_from([member.id for member in view.members]), min_size=1, max_size=2)
+    absent = data.draw(some) - rules.canaries.keys() - rules.swapped.keys() - {*rules.swapped.values()}
+    result = steer(resolve(function), view, replace(rules, cordoned=rules.cordoned | absent, absent=absent))  # type: ignore[arg-type]
+    for partition, member in owners(result).items():
+        holder = keepers(view).get(partition)
+        if holder in absent and holder not in rules.evacuated and partition not in rules.allowed:
+            assert member == holder
+
+
 @pytest.mark.parametrize("function", ["naive", "sticky"])
 @given(case=steered())
 def test_only_partitions_under_a_command_move(function: str, case: tuple[GroupView, Constraints]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +92,9 @@ def test_new_members_are_canaries_until_they_are_promoted() -> None:
     known = [member_name(A, MEMBERS[A], session=False)]
     canary = command("canary", arguments={"count": 2, "known": known, "promoted": []})
     assert constraints_of([canary], MEMBERS).canaries == {B: 2, C: 2}
+    seat = replace(MEMBERS[A], pid=None)  # as the document has it while its process is away
+    away = constraints_of([canary], {**MEMBERS, A: seat}, absent=[A])
+    assert A not in away.canaries, "a reservation would shrink to the number of a canary"
     promoted = command("canary", arguments={"count": 2, "known": known, "promoted": ["two"]})
     assert constraints_of([promoted], MEMBERS).canaries == {C: 2}
     # a known process with a new session is not a new process

@@ -192,7 +192,8 @@ def constraints_of(commands: Iterable[Command], members: Infos, absent: Collecti
         evacuated=frozenset(evacuated - swapped.keys()),
         swapped=swapped,
         allowed={partition: there for partition, there in pinned.items() if there},
-        canaries={member: count for member, count in canaries.items() if member not in swapped.values()},
+        # an absent member keeps what is reserved for it; which process it was is not known any more
+        canaries={m: count for m, count in canaries.items() if m not in absent and m not in swapped.values()},
         frozen=frozen,
     )
 

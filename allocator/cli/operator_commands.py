@@ -239,8 +239,8 @@ def pla_command(
 
     changes = changes_of(given, function)
     commands = [methodcaller("evacuate", member, why=why) for member in given["evacuate"]]
-    if at_once is not None:
-        commands.append(methodcaller("budget", at_once=at_once, why=why))
+    if at_once is not None:  # first, because the leader follows each command at once
+        commands.insert(0, methodcaller("budget", at_once=at_once, why=why))
     if apply and (changes or not commands):
         raise ConfigError("--apply writes operator commands, so the plan must consist of them (--evacuate, --at-once)")
     plan = asyncio.run(planned(access, name, changes, commands))

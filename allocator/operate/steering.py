@@ -29,6 +29,8 @@ from allocator.types import TopicPartition
 Act = Callable[[CommandsFromOutside], Awaitable[Any]]
 Change = Callable[[Scenario], Scenario]
 
+LIMITS = ("freeze", "budget", "cordon")
+"""The kinds of commands that limit what others move. Give them first: the leader follows each command at once."""
 PARTITIONS = Whole(1, 1_000_000)  # of one topic, in a plan
 
 NOT_FOUND = f"{NOT_OURS}. For a group in ZooKeeper, give --zookeeper or --config"

@@ -16,6 +16,7 @@ from allocator.core.settings import check_group
 from allocator.core.text import shown
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate import (
+    LIMITS,
     Act,
     Clusters,
     GroupReport,
@@ -161,7 +162,8 @@ class GroupWork:
         function = body.function or None
         if function is not None:
             await self._check_function(group, function)
-        acts = [_act(replace(command, why=command.why or body.why)) for command in body.commands]
+        commands = sorted(body.commands, key=lambda each: each.kind not in LIMITS)
+        acts = [_act(replace(command, why=command.why or body.why)) for command in commands]
         changes = changes_of({name: getattr(body, name) for name in Suppositions.__struct_fields__}, function)
         if body.apply and (changes or not acts):
             raise ConfigError("cannot apply a plan with hypothetical changes: only operator commands can be applied")

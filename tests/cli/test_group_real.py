@@ -400,3 +400,12 @@ async def test_members_under_kiels_paths_are_reported(shell: Shell) -> None:
     assert code == 1
     assert hint in " ".join((out + err).split())
     assert "partition" in out, "its offsets are shown too"
+
+
+async def test_a_plan_that_is_applied_gives_its_budget_before_its_moves(shell: Shell) -> None:
+    async with shell.consumer(client_id="a") as first, shell.consumer(client_id="b") as second:
+        await wait_until_async(lambda: len(first.assignment()) * len(second.assignment()) == 2, 30, "both to have some")
+        code, _, err = await shell.run("plan", shell.group, "--evacuate", "a", "--at-once", "1", "--apply")
+        assert code == 0, err
+        commands = (await shell.json("commands", shell.group))["commands"]
+        assert [each["kind"] for each in commands] == ["budget", "evacuate"]

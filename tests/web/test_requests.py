@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from allocator.errors import ConfigError
+from allocator.web.actions import POSTS
 from allocator.web.requests import NewCommand, PlanRequest, RecordsQuery, checked
 
+PAGE = Path(__file__).parents[2] / "docs" / "web-api.md"
 PIN = {"kind": "pin", "arguments": {}}
 
 
@@ -30,3 +35,11 @@ def test_a_wrong_request_is_refused_with_its_field_its_value_and_the_allowed_val
     with pytest.raises(ConfigError) as raised:
         checked(kind, given, strict=kind in (NewCommand, PlanRequest))
     assert message in str(raised.value)
+
+
+def test_each_example_of_the_page_is_a_request_of_its_kind() -> None:
+    rows = re.findall(r"^\| `POST /api/groups/\{group\}/([^`]+)`[^|]*\| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    examples = [(name, text) for name, cell in rows for text in re.findall(r"`(\{\".*?\})`(?=[,;. ]|$)", cell)]
+    assert len(examples) >= 9
+    for name, text in examples:
+        checked(POSTS[name].body, json.loads(text))

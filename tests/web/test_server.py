@@ -210,12 +210,22 @@ async def test_a_plan_is_shown_applied_and_refused(zk_chroot: str) -> None:
         ):
             assert (await it.request(path, wrong, Authorization=BEARER)).code == 400, wrong
         assert it.watcher.log.count == 0, "a plan changes nothing"
-        applied = {"commands": [{"kind": "freeze", "arguments": {}}], "apply": True, "why": "a quiet night"}
+        budget = {"kind": "budget", "arguments": {"at_once": 1, "per_minute": None}}
+        given = [{"kind": "evacuate", "arguments": {"member": b}}, budget]
+        applied = {"commands": given, "apply": True, "why": "a quiet night"}
         plan = await it.json(path, applied, Authorization=BEARER)
         as_described("/api/groups/{group}/plan", plan, "post")
-        (command,) = await wait_until_async(partial(commands, it), PATIENCE_S)
-        assert plan["applied"] == [command["id"]]
-        assert (command["kind"], command["who"], command["why"]) == ("freeze", "token", "a quiet night")
+
+        async def both() -> Any:
+            found = await commands(it)
+            return found[::-1] if found and len(found) == 2 else None  # the page shows the newest first
+
+        found = await wait_until_async(both, PATIENCE_S)
+        assert plan["applied"] == [each["id"] for each in found]
+        kinds = [(each["kind"], each["who"], each["why"]) for each in found]
+        assert kinds == [("budget", "token", "a quiet night"), ("evacuate", "token", "a quiet night")], (
+            "the limit first"
+        )
         assert it.watcher.log.count == 1
 
 

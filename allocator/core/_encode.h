@@ -158,35 +158,53 @@ INLINE uint8_t *put_bytes(uint8_t *p, const uint8_t *data, int64_t length)
     return p + (length > 0 ? length : 0);
 }
 
-/* Writes rows from `row` up to `end`, all of one time, as records. `headers` are encoded already; null means none. The
- * first row is number `index` of its batch, and `delta` is its time after the batch's first. With `p` NULL only measures
- * them. Stops after the row with which `size` reaches `target`. Returns the next row. */
+/* A record without its time. A size of -1 is null, or no headers. `headers` are encoded already. */
+typedef struct {
+    const uint8_t *key, *value, *headers;
+    int64_t key_size, value_size, headers_size;
+} row_t;
+
+/* Returns the bytes of record number `index` of its batch after its length. `delta` is its time after the batch's
+ * first. */
+INLINE int64_t row_size(const row_t *row, int64_t delta, int64_t index)
+{
+    return 1 + varint_size(zigzag(delta)) + varint_size((uint64_t)index << 1) + bytes_size(row->key_size) +
+           bytes_size(row->value_size) + (row->headers_size < 0 ? 1 : row->headers_size);
+}
+
+/* Writes a record whose `row_size` is `length`, with up to ten bytes more for the length. Returns the position after it. */
+INLINE uint8_t *put_row(const row_t *row, int64_t length, int64_t delta, int64_t index, uint8_t *p)
+{
+    p = put_varint(p, (uint64_t)length << 1);
+    *p++ = 0; /* the attributes, which are unused */
+    p = put_varint(p, zigzag(delta));
+    p = put_varint(p, (uint64_t)index << 1);
+    p = put_bytes(p, row->key, row->key_size);
+    p = put_bytes(p, row->value, row->value_size);
+    if (row->headers_size < 0) {
+        *p++ = 0;
+    } else {
+        memcpy(p, row->headers, (size_t)row->headers_size);
+        p += row->headers_size;
+    }
+    return p;
+}
+
+/* Writes rows from `row` up to `end`, all of one time, as records. The first row is number `index` of its batch. With
+ * `p` NULL only measures them. Stops after the row with which `size` reaches `target`. Returns the next row. */
 static int64_t put_arrow_rows(const arrow_bytes_t *keys, const arrow_bytes_t *values, const arrow_bytes_t *headers,
                               int64_t row, int64_t end, int64_t delta, int64_t index, int64_t target, uint8_t *p,
                               int64_t *size)
 {
-    const uint8_t *key = NULL, *value = NULL, *header = NULL;
-    const int64_t fixed = 1 + varint_size(zigzag(delta)); /* the attributes, the time */
+    row_t found = {NULL, NULL, NULL, -1, -1, -1};
     for (*size = 0; row < end && *size < target; row++, index++) {
-        const int64_t key_length = arrow_row(keys, row, &key), value_length = arrow_row(values, row, &value);
-        const int64_t header_length = arrow_row(headers, row, &header);
-        const int64_t length = fixed + varint_size((uint64_t)index << 1) + bytes_size(key_length) +
-                               bytes_size(value_length) + (header_length < 0 ? 1 : header_length);
+        found.key_size = arrow_row(keys, row, &found.key);
+        found.value_size = arrow_row(values, row, &found.value);
+        found.headers_size = arrow_row(headers, row, &found.headers);
+        const int64_t length = row_size(&found, delta, index);
         *size += length + varint_size((uint64_t)length << 1);
-        if (!p)
-            continue;
-        p = put_varint(p, (uint64_t)length << 1);
-        *p++ = 0;
-        p = put_varint(p, zigzag(delta));
-        p = put_varint(p, (uint64_t)index << 1);
-        p = put_bytes(p, key, key_length);
-        p = put_bytes(p, value, value_length);
-        if (header_length < 0) {
-            *p++ = 0;
-        } else {
-            memcpy(p, header, (size_t)header_length);
-            p += header_length;
-        }
+        if (p)
+            p = put_row(&found, length, delta, index, p);
     }
     return row;
 }

@@ -12,6 +12,7 @@ critical sections order these changes on an interpreter without a lock. One thre
 cimport cython
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 import heapq
@@ -88,6 +89,14 @@ cdef extern from "_encode.h" nogil:
         int64_t first
         int wide
 
+    ctypedef struct row_t:
+        const uint8_t *key
+        const uint8_t *value
+        const uint8_t *headers
+        int64_t key_size, value_size, headers_size
+
+    int64_t row_size(const row_t *row, int64_t delta, int64_t index)
+    uint8_t *put_row(const row_t *row, int64_t length, int64_t delta, int64_t index, uint8_t *p)
     int64_t arrow_row(const arrow_bytes_t *column, int64_t row, const uint8_t **data)
     int64_t put_arrow_rows(const arrow_bytes_t *keys, const arrow_bytes_t *values, const arrow_bytes_t *headers,
                            int64_t row, int64_t end, int64_t delta, int64_t index, int64_t target, uint8_t *p,
@@ -733,29 +742,87 @@ cdef void _set_column(object buffers, arrow_bytes_t *column) except *:
     column.wide = wide
 
 
-def encode_rows(
-    object keys, object values, object headers, int64_t row, int64_t end, int64_t delta, int64_t index, int64_t target
-):
-    """Encodes rows of Arrow columns as records of a v2 batch. Returns them and the next row; see `put_arrow_rows`.
+@cython.final
+cdef class Rows:
+    """Records of one batch of v2, encoded one after the other, like `allocator.producer.encoding.PlainRows`.
 
-    The caller keeps the columns alive. `producer.columns` has their addresses.
+    One thread at a time may use it.
     """
-    cdef arrow_bytes_t key_column, value_column, header_column
-    cdef int64_t size = 0, after
-    cdef bytes made
-    cdef uint8_t *p
-    _set_column(keys, &key_column)
-    _set_column(values, &value_column)
-    _set_column(headers, &header_column)
-    with nogil:
-        after = put_arrow_rows(
-            &key_column, &value_column, &header_column, row, end, delta, index, target, NULL, &size
-        )
-    made = PyBytes_FromStringAndSize(NULL, size)
-    p = <uint8_t *>PyBytes_AsString(made)
-    with nogil:
-        put_arrow_rows(&key_column, &value_column, &header_column, row, after, delta, index, INT64_MAX, p, &size)
-    return made, after
+
+    cdef uint8_t *data
+    cdef int64_t room
+    cdef readonly int64_t size, count, base_time, max_time
+
+    def __dealloc__(self):
+        free(self.data)
+
+    cdef uint8_t *_room_for(self, int64_t more) except NULL:
+        """Returns where to write so many bytes."""
+        cdef uint8_t *data
+        if self.size + more > self.room:
+            self.room = max(2 * self.room, self.size + more, 1024)
+            data = <uint8_t *>realloc(self.data, <size_t>self.room)
+            if data is NULL:
+                raise MemoryError
+            self.data = data
+        return self.data + self.size
+
+    cdef void _note_time(self, int64_t timestamp) noexcept:
+        if not self.count:
+            self.base_time = self.max_time = timestamp
+        elif timestamp > self.max_time:
+            self.max_time = timestamp
+
+    def append(self, bytes key, bytes value, bytes headers, int64_t timestamp):
+        cdef int64_t delta = timestamp - self.base_time if self.count else 0
+        cdef row_t row
+        row.key_size = row.value_size = row.headers_size = -1
+        if key is not None:
+            row.key, row.key_size = _start_of(key), len(key)
+        if value is not None:
+            row.value, row.value_size = _start_of(value), len(value)
+        if headers is not None:
+            row.headers, row.headers_size = _start_of(headers), len(headers)
+        cdef int64_t length = row_size(&row, delta, self.count)
+        cdef uint8_t *p = self._room_for(length + 10)
+        self.size += put_row(&row, length, delta, self.count, p) - p
+        self._note_time(timestamp)
+        self.count += 1
+        return self.size
+
+    def append_columns(
+        self, object keys, object values, object headers, int64_t first, int64_t end, int64_t timestamp, int64_t target
+    ):
+        """Adds rows of Arrow columns until the size is `target`. Returns the next row; see `put_arrow_rows`.
+
+        The caller keeps the columns alive. `producer.columns` has their addresses.
+        """
+        cdef arrow_bytes_t key_column, value_column, header_column
+        cdef int64_t size = 0, after, delta
+        cdef uint8_t *p
+        _set_column(keys, &key_column)
+        _set_column(values, &value_column)
+        _set_column(headers, &header_column)
+        self._note_time(timestamp)
+        delta, target = timestamp - self.base_time, target - self.size
+        with nogil:
+            after = put_arrow_rows(
+                &key_column, &value_column, &header_column, first, end, delta, self.count, target, NULL, &size
+            )
+        p = self._room_for(size)
+        with nogil:
+            put_arrow_rows(
+                &key_column, &value_column, &header_column, first, after, delta, self.count, INT64_MAX, p, &size
+            )
+        self.size += size
+        self.count += after - first
+        return after
+
+    def take(self):
+        cdef bytes made = PyBytes_FromStringAndSize(<char *>self.data, self.size)
+        free(self.data)
+        self.data, self.room = NULL, 0
+        return made
 
 
 def hash_rows(object keys, int64_t rows, int32_t partitions, int64_t keyless, int64_t run):

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
-from allocator.core.fetch import lz4_of_old
-from allocator.producer.encoding import CODECS, TRANSACTIONAL, Encoded, compress, encode_record
+from allocator.core.fetch import accelerated, lz4_of_old
+from allocator.errors import ConfigError
+from allocator.producer.encoding import CODECS, TRANSACTIONAL, Encoded, PlainRows, compress, encode_headers
+
+if TYPE_CHECKING or not accelerated:
+    Rows = PlainRows
+else:
+    from allocator.core import _records
+
+    Rows = _records.Rows
 
 _LZ4: Final = CODECS["lz4"]
 _NULL: Final = b"\xff\xff\xff\xff"
-
-# (ms after the batch's first timestamp, index in the batch, target in bytes) -> (encoded records, number of records)
-EncodeRows = Callable[[int, int, int], tuple[bytes, int]]
 
 
 class BatchBuilder:
@@ -29,17 +34,25 @@ class BatchBuilder:
 
     def __init__(self, magic: int, codec: int, *, transactional: bool = False) -> None:
         self.magic = magic
-        self.records = 0
-        self.size = 0
-        """Bytes in memory; before `encode`, without compression."""
-        self.uncompressed = 0
-        """Bytes of the records, after `encode`."""
+        self.rows = Rows() if magic == 2 else Messages(magic)
+        """The encoded records."""
         self.encoded: Encoded | bytes | None = None
         self._codec = codec
         self._flags = TRANSACTIONAL if transactional else 0
-        self._parts: list[bytes] = []
-        self._base_time = 0
-        self._max_time = 0
+
+    @property
+    def records(self) -> int:
+        return self.rows.count
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory; before `encode`, without compression."""
+        return self.rows.size if self.encoded is None else self._size
+
+    @property
+    def uncompressed(self) -> int:
+        """Bytes of the records."""
+        return self.rows.size
 
     def append(
         self,
@@ -47,27 +60,13 @@ class BatchBuilder:
         value: bytes | None,
         headers: Sequence[tuple[str, bytes | None]],
         timestamp: int,
-    ) -> None:
-        """Raises TypeError or AttributeError for anything but bytes, and then adds nothing."""
-        records = self.records
-        if self.magic == 2:
-            part = encode_record(records, timestamp - self._base_time if records else 0, key, value, headers)
-        else:
-            part = _entry(records, _message(self.magic, 0, timestamp, key, value))
-        if not records or timestamp > self._max_time:
-            self._note_time(timestamp)
-        self._parts.append(part)
-        self.size += len(part)
-        self.records = records + 1
+    ) -> int:
+        """Adds a record. Returns `size`.
 
-    def append_rows(self, encode: EncodeRows, timestamp: int, target: int) -> int:
-        """Appends rows of v2 until the batch has `target` bytes. Returns the number of rows."""
-        self._note_time(timestamp)
-        data, rows = encode(timestamp - self._base_time, self.records, target - self.size)
-        self._parts.append(data)
-        self.size += len(data)
-        self.records += rows
-        return rows
+        Raises TypeError or AttributeError for anything but bytes, ConfigError for headers in formats before v2, and
+        then adds nothing.
+        """
+        return self.rows.append(key, value, encode_headers(headers) if headers else None, timestamp)
 
     def stamped(self, producer: int, epoch: int, sequence: int) -> bytes:
         """Returns the bytes to send. Formats before v2 have no fields for the arguments."""
@@ -77,29 +76,34 @@ class BatchBuilder:
     def encode(self) -> Encoded | bytes:
         """Ends the batch. Returns an `Encoded` of v2, or a message set of v0 or v1 as bytes."""
         if self.encoded is None:
-            data = b"".join(self._parts)
-            self.encoded, self.uncompressed = self._encode(data), len(data)
-            self._parts.clear()
-            self.size = len(self.encoded) if isinstance(self.encoded, bytes) else self.encoded.size
+            self.encoded = self._encode(self.rows.take())
+            self._size = len(self.encoded) if isinstance(self.encoded, bytes) else self.encoded.size
         return self.encoded
 
     def _encode(self, data: bytes) -> Encoded | bytes:
-        count, codec = self.records, self._codec
+        rows, count, codec = self.rows, self.records, self._codec
         if self.magic == 2:
             payload = memoryview(compress(data, codec))
-            return Encoded(0, count, ((0, 0),), count, codec | self._flags, self._base_time, self._max_time, payload)
+            return Encoded(0, count, ((0, 0),), count, codec | self._flags, rows.base_time, rows.max_time, payload)
         if codec:
             packed = compress(data, codec)
             if codec == _LZ4 and self.magic == 0:
                 packed = lz4_of_old(packed)
-            data = _entry(count - 1, _message(self.magic, codec, self._max_time, None, packed))
+            data = _entry(count - 1, _message(self.magic, codec, rows.max_time, None, packed))
         return data
 
-    def _note_time(self, timestamp: int) -> None:
-        if not self.records:
-            self._base_time = self._max_time = timestamp
-        elif timestamp > self._max_time:
-            self._max_time = timestamp
+
+class Messages(PlainRows):
+    """Messages of v0 or v1, encoded one after the other."""
+
+    def __init__(self, magic: int) -> None:
+        super().__init__()
+        self._magic = magic
+
+    def _encode(self, key: bytes | None, value: bytes | None, headers: bytes | None, timestamp: int) -> bytes:
+        if headers is not None:
+            raise ConfigError("brokers before 0.11 have no record headers; leave them out")
+        return _entry(self.count, _message(self._magic, 0, timestamp, key, value))
 
 
 def _entry(offset: int, message: bytes) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from allocator.core.fetch import accelerated
-from allocator.producer.builder import EncodeRows
+from allocator.producer.builder import BatchBuilder
 from allocator.producer.partitioner import RUN, Partitioner
 
 if TYPE_CHECKING:
@@ -52,17 +52,12 @@ class ColumnsToSend(NamedTuple):
         """Applies `change` to each column that is not None."""
         return ColumnsToSend(*(None if column is None else change(column) for column in self))
 
-    def encoder(self, first: int, end: int) -> EncodeRows:
-        """Returns a function that encodes the rows from `first` up to, not including, `end`."""
-        from allocator.core import _records  # type: ignore[attr-defined, unused-ignore]
-
+    def append_to(self, batch: BatchBuilder, first: int, end: int, timestamp: int, target: int) -> int:
+        """Appends rows, from `first` up to, not including, `end`, until the batch has `target` bytes. Returns the next
+        row."""
         keys, values, headers = map(_buffers, self)
-
-        def encode(delta: int, index: int, target: int) -> tuple[bytes, int]:
-            data, after = _records.encode_rows(keys, values, headers, first, end, delta, index, target)
-            return data, after - first
-
-        return encode
+        after: int = batch.rows.append_columns(keys, values, headers, first, end, timestamp, target)  # type: ignore[attr-defined]
+        return after
 
 
 def check_lengths(values: Sequence[Any], keys: Sequence[Any]) -> None:

@@ -253,7 +253,9 @@ class Writer:
                 if offset != expected:
                     runs.append((offset, index))
                 expected = offset + 1
-                headers = record.headers if record.timestamp_type is not None else ()
+                headers = (
+                    encode_headers(record.headers) if record.headers and record.timestamp_type is not None else None
+                )
                 encoded = encode_record(index, delta, record.key, record.value, headers)
                 parts.append(encoded)
                 size += len(encoded)
@@ -268,10 +270,45 @@ class Writer:
         return b"".join(parts), index, base_time, max_time, runs, expected
 
 
-def encode_record(
-    index: int, delta: int, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
-) -> bytes:
-    """Encodes one record of a v2 batch.
+class PlainRows:
+    """Records of one batch of v2, encoded one after the other. The compiled `Rows` also takes those of columns."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.size = 0
+        """Bytes of the records."""
+        self.base_time = 0
+        """Timestamp of the first record."""
+        self.max_time = 0
+        self._parts: list[bytes] = []
+
+    def append(self, key: bytes | None, value: bytes | None, headers: bytes | None, timestamp: int) -> int:
+        """Adds a record with headers from `encode_headers`, or None. Returns the size.
+
+        Raises TypeError or AttributeError for anything but bytes, and then adds nothing.
+        """
+        part = self._encode(key, value, headers, timestamp)
+        if not self.count:
+            self.base_time = self.max_time = timestamp
+        elif timestamp > self.max_time:
+            self.max_time = timestamp
+        self._parts.append(part)
+        self.count += 1
+        self.size += len(part)
+        return self.size
+
+    def take(self) -> bytes:
+        """Returns the bytes of all records, and frees their memory."""
+        data = b"".join(self._parts)
+        self._parts.clear()
+        return data
+
+    def _encode(self, key: bytes | None, value: bytes | None, headers: bytes | None, timestamp: int) -> bytes:
+        return encode_record(self.count, timestamp - self.base_time if self.count else 0, key, value, headers)
+
+
+def encode_record(index: int, delta: int, key: bytes | None, value: bytes | None, headers: bytes | None) -> bytes:
+    """Encodes one record of a v2 batch, with headers from `encode_headers`, or None.
 
     `index`: number of records before it in the batch. `delta`: its timestamp minus that of the first record.
     """
@@ -288,9 +325,7 @@ def encode_record(
     else:
         length = len(value)
         value_size = short[length] if length < most else signed_varint(length)
-    body = b"".join(
-        (_ATTRIBUTES, when, number, key_size, key, value_size, value, encode_headers(headers) if headers else _NONE)
-    )
+    body = b"".join((_ATTRIBUTES, when, number, key_size, key, value_size, value, headers or _NONE))
     length = len(body)
     return (short[length] if length < most else signed_varint(length)) + body
 

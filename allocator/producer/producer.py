@@ -102,6 +102,7 @@ class Producer:
         }
         self.buffer_bytes = buffer_bytes
         self._serializers = key_serializer, value_serializer
+        self._serializes = any(function is not None for function in self._serializers)
         self._writer: RecordWriter | None = None  # None unless the producer is started and not closed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = ClosesOnce()
@@ -195,7 +196,8 @@ class Producer:
         writer = self._writer
         if writer is None or self._loop is not asyncio.get_running_loop():
             writer = self._open_writer()
-        key, value = self._checked(topic, key, value, timestamp, headers)
+        if self._serializes or value.__class__ is not bytes or key is not None or timestamp is not None or headers:
+            key, value = self._checked(topic, key, value, timestamp, headers)
         if partition is None:
             partition = writer.choose(topic, key)
         elif partition.__class__ is not int:
@@ -268,12 +270,11 @@ class Producer:
         first records may be written.
         """
         writer = self._open_writer()
-        serialized = any(function is not None for function in self._serializers)
         check_topic(topic)
         if partition is not None:
             partition = (await writer.place(topic, None, partition)).partition
         in_columns = hasattr(values, "buffers") and (keys is None or hasattr(keys, "to_pylist"))
-        if in_columns and writer.takes_columns and not serialized:
+        if in_columns and writer.takes_columns and not self._serializes:
             if timestamp is not None:
                 _check_timestamp(topic, timestamp)
             _check_headers(topic, headers)

@@ -78,7 +78,7 @@ class _Batch(BatchBuilder):
 
     def __init__(self, rows: Sequence[NewRecord], codec: int) -> None:
         super().__init__(2, codec, transactional=True)
-        self.rows = rows
+        self.source = rows
         for row in rows:
             self.append(row.key, row.value, row.headers, row.timestamp)
 
@@ -227,10 +227,10 @@ class TransactionalWriter:
         refused = queue.pending[0].batch
         half = refused.records // 2
         if half:
-            parts = refused.rows[:half], refused.rows[half:]
+            parts = refused.source[:half], refused.source[half:]
             self._sender.replace_first(partition, [_Batch(part, self._codec) for part in parts])
             return
-        size = sum(len(part or b"") for part in refused.rows[0][:2])
+        size = sum(len(part or b"") for part in refused.source[0][:2])
         self._too_large = TooLargeForTopic(
             f"{where} does not accept a record with {size} bytes of key and value; raise its max.message.bytes",
             code=error.code,

@@ -19,7 +19,7 @@ from allocator.core.fetch import Batch, scan
 from allocator.errors import AllocatorError, BrokerError, Closed, ConfigError, DeliveryFailed, TopicNotFound
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
-from allocator.producer.encoding import CODECS, TARGET_BYTES
+from allocator.producer.encoding import CODECS, TARGET_BYTES, Encoded, encode_headers
 from allocator.producer.partitioner import Partitioner, as_number
 from allocator.producer.requests import ALL
 from allocator.producer.sender import TOO_LARGE, BatchSender, PartitionQueue, Pending
@@ -38,12 +38,22 @@ Chooser = Callable[[Optional[bytes], Sequence[int]], int]
 
 
 class _RecordBatch(BatchBuilder):
-    """A batch with the future of each record."""
+    """A batch with the future of each record. `open_batches` has it while it accepts records."""
 
-    def __init__(self, magic: int, codec: int, limit: int) -> None:
+    def __init__(
+        self,
+        magic: int,
+        codec: int,
+        limit: int,
+        at: tuple[str, int],
+        open_batches: dict[tuple[str, int], Pending[_RecordBatch]],
+    ) -> None:
         super().__init__(magic, codec)
         self.limit = limit
         """Size in bytes at which the batch ends."""
+        self.loop = asyncio.get_running_loop()
+        self._at = at
+        self._open_batches = open_batches
         self.futures: list[asyncio.Future[RecordMetadata] | None] = []
         self.times: list[int] = []
 
@@ -52,12 +62,18 @@ class _RecordBatch(BatchBuilder):
         rows = list(Batch("", 0, scan(self.stamped(-1, -1, -1), topic="", partition=0, start=0)))
         half, made = len(rows) // 2, []
         for part in (slice(0, half), slice(half, None)):
-            batch = _RecordBatch(self.magic, self._codec, self.limit)
+            batch = _RecordBatch(self.magic, self._codec, self.limit, self._at, self._open_batches)
             batch.futures, batch.times = self.futures[part], self.times[part]
             for row, timestamp in zip(rows[part], batch.times):
                 batch.append(row.key, row.value, row.headers, timestamp)
             made.append(batch)
         return made
+
+    def encode(self) -> Encoded | bytes:
+        item = self._open_batches.get(self._at)
+        if item is not None and item.batch is self:
+            del self._open_batches[self._at]
+        return super().encode()
 
 
 class RecordWriter:
@@ -150,30 +166,15 @@ class RecordWriter:
         partition: int | None,
         timestamp: int | None,
     ) -> asyncio.Future[RecordMetadata] | None:
-        """Like `append` after `choose`, if nothing has to be awaited. Otherwise returns None.
-
-        It does for a record of an open batch what `_put` does, with fewer calls.
-        """
+        """Like `append` after `choose`, if nothing has to be awaited. Otherwise returns None."""
         sender = self._sender
         if partition is None or self._waiting or sender.held > sender.buffer_bytes:
             return None
         at = topic, partition
         item = self._open.get(at)
-        if item is None or item.batch.encoded is not None or headers:
-            return self._put(at, key, value, headers, timestamp) if at in sender.queues else None
-        batch = item.batch
-        if timestamp is None:
-            timestamp = wall_ms()
-        batch.append(key, value, headers, timestamp)
-        future: asyncio.Future[RecordMetadata] = asyncio.Future(loop=asyncio.get_running_loop())
-        batch.futures.append(future)
-        batch.times.append(timestamp)
-        if batch.size >= batch.limit:
-            self._grown(at, batch, item)
-        else:
-            sender.held += batch.size - item.size
-            item.size = batch.size
-        return future
+        if item is None and at not in sender.queues:
+            return None
+        return self._put(at, item, key, value, headers, timestamp)
 
     async def append(
         self,
@@ -195,7 +196,7 @@ class RecordWriter:
         """
         at = await self.place(topic, key, partition)
         await self._prepare(at, pause=pause)
-        return self._put(at, key, value, headers, timestamp)
+        return self._put(at, self._open.get(at), key, value, headers, timestamp)
 
     async def place(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
         """Returns the partition of a record. Raises TopicNotFound, and DeliveryFailed if the topic does not have it."""
@@ -228,8 +229,9 @@ class RecordWriter:
             done, end = 0, len(rows.values)
             while done < end:
                 await self._prepare(at, pause=done > 0)  # encoding takes a while
-                batch, item = self._batch(at)
-                added = batch.append_rows(rows.encoder(done, end), now, batch.limit)
+                item = self._open.get(at)
+                batch = self._new_batch(at) if item is None else item.batch
+                added = rows.append_to(batch, done, end, now, batch.limit) - done
                 own = (futures[number] for number in numbers[done : done + added]) if futures else repeat(None, added)
                 batch.futures.extend(own)
                 done += added
@@ -320,39 +322,38 @@ class RecordWriter:
         if at not in self._sender.queues:  # another caller may have added it: adding it again would drop its batches
             await self._sender.add([at])
 
-    def _batch(self, at: tuple[str, int]) -> tuple[_RecordBatch, Pending[_RecordBatch] | None]:
-        """Returns the batch for the next records of a partition, and its place in the queue; None for a new batch."""
-        item = self._open.get(at)
-        if item is not None and item.batch.encoded is None:
-            return item.batch, item
+    def _new_batch(self, at: tuple[str, int]) -> _RecordBatch:
         if self.stopped:
             raise Closed("this producer was closed, or has failed; create another one")
-        return _RecordBatch(self.magic, CODECS[self._compression], self._limits[at[0]]), None
+        return _RecordBatch(self.magic, CODECS[self._compression], self._limits[at[0]], at, self._open)
 
     def _put(
         self,
         at: tuple[str, int],
+        item: Pending[_RecordBatch] | None,
         key: bytes | None,
         value: bytes | None,
         headers: Sequence[tuple[str, bytes | None]],
         timestamp: int | None,
     ) -> asyncio.Future[RecordMetadata]:
-        if headers and self.magic < 2:
-            raise ConfigError("brokers before 0.11 have no record headers; leave them out")
+        batch = self._new_batch(at) if item is None else item.batch
         if timestamp is None:
             timestamp = wall_ms()
-        batch, item = self._batch(at)
-        batch.append(key, value, headers, timestamp)
-        future: asyncio.Future[RecordMetadata] = asyncio.Future(loop=asyncio.get_running_loop())
+        size = batch.rows.append(key, value, encode_headers(headers) if headers else None, timestamp)
+        future: asyncio.Future[RecordMetadata] = asyncio.Future(loop=batch.loop)
         batch.futures.append(future)
         batch.times.append(timestamp)
-        self._grown(at, batch, item)
+        if item is None or size >= batch.limit:
+            self._grown(at, batch, item)
+        else:  # what `BatchSender.resize` does, in less time
+            self._sender.held += size - item.size
+            item.size = size
         return future
 
     def _grown(self, at: tuple[str, int], batch: _RecordBatch, item: Pending[_RecordBatch] | None) -> None:
         """Called after records were added to a batch. Puts a new batch into the queue: an empty one is never sent."""
         if item is None:
-            partition, now = TopicPartition(*at), asyncio.get_running_loop().time()
+            partition, now = TopicPartition(*at), batch.loop.time()
             item = self._sender.put(
                 partition,
                 self._sender.queues[partition],
@@ -369,14 +370,7 @@ class RecordWriter:
 
     # -- outcomes -------------------------------------------------------------------------------------------------
 
-    def _close_batch(self, partition: TopicPartition, batch: _RecordBatch) -> None:
-        """Frees the memory of a batch that is acknowledged or divided."""
-        item = self._open.get(partition)
-        if item is not None and item.batch is batch:
-            del self._open[partition]
-
     def _acked(self, partition: TopicPartition, batch: _RecordBatch, offset: int, time: int) -> None:
-        self._close_batch(partition, batch)
         topic, number = partition
         if self.magic == 0 or time >= 0:
             batch.times = [time] * batch.records
@@ -400,7 +394,6 @@ class RecordWriter:
             return
         if error.code in TOO_LARGE and batch.records > 1:
             self._limits[partition.topic] = min(batch.limit, batch.uncompressed // 2)
-        self._close_batch(partition, batch)
         parts = batch.halves() if batch.records > 1 and not first.maybe_written else ()
         if not parts:
             self._reject(partition, batch, error, first.maybe_written)

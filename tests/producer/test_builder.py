@@ -11,9 +11,9 @@ from kafka.partitioner import murmur2 as reference
 
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.decode import scan
-from allocator.producer.builder import BatchBuilder
+from allocator.producer.builder import BatchBuilder, Rows
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
-from allocator.producer.encoding import CODECS, encode_headers
+from allocator.producer.encoding import CODECS, PlainRows, encode_headers
 from allocator.producer.partitioner import RUN, Partitioner, murmur2
 
 compiled = pytest.mark.skipif(not accelerated, reason="columns need the compiled encoder")
@@ -73,8 +73,30 @@ def test_columns_are_encoded_like_single_records(
         by_record.append(key, value, each, 990)
     done = 0
     while done < len(pairs):
-        done += by_column.append_rows(columns.encoder(done, len(pairs)), 990, by_column.size + target)
+        done = columns.append_to(by_column, done, len(pairs), 990, by_column.size + target)
     assert by_column.stamped(1, 2, 3) == by_record.stamped(1, 2, 3)
+
+
+@compiled
+@given(st.lists(st.tuples(field, field, some_headers, st.integers(0, (1 << 63) - 1)), min_size=1, max_size=40))
+def test_both_encoders_write_the_same_bytes(records: list[Any]) -> None:
+    plain, fast = PlainRows(), Rows()
+    for key, value, headers, timestamp in records:
+        encoded = encode_headers(headers) if headers else None
+        assert fast.append(key, value, encoded, timestamp) == plain.append(key, value, encoded, timestamp)
+    found = [(each.count, each.size, each.base_time, each.max_time, each.take()) for each in (plain, fast)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", [PlainRows, pytest.param(Rows, marks=compiled)])
+@pytest.mark.parametrize("wrong", [("text", b"v"), (b"k", 7)])
+def test_what_is_not_bytes_adds_nothing(kind: type[PlainRows], wrong: Any) -> None:
+    rows_ = kind()
+    rows_.append(b"k", b"v", None, 1_000)
+    with pytest.raises((TypeError, AttributeError)):
+        rows_.append(*wrong, None, 2_000)
+    assert (rows_.count, rows_.max_time) == (1, 1_000)
+    assert len(rows_.take()) == rows_.size
 
 
 @compiled

@@ -1,6 +1,6 @@
 """Runs short benches, and fails if allocator has become slower compared with another client (a peer).
 
-    python -m bench.gate                    all of them, up to ten minutes
+    python -m bench.gate                    all of them, up to twelve minutes
     python -m bench.gate --only decode      one of them
     python -m bench.gate --write            store the ratios; on a quiet machine, after an intended change
 
@@ -83,6 +83,17 @@ def spark(found: Any) -> Ratios:
     return {"CPU, the same batches from memory": cpu_s["in memory (ceiling)"] / cpu_s["allocator"]}
 
 
+def produce(found: Any) -> Ratios:
+    cpu_us = {name: each["cpu_us"] for name, each in found["throughput, 100 B"].items()}
+    alone = found["latency, 100 B"]  # its times are those of the other processes of the machine
+    return {
+        "CPU, send, aiokafka": cpu_us["aiokafka"] / cpu_us["ours, send"],
+        "CPU, send_many, confluent-kafka": cpu_us["confluent-kafka"] / cpu_us["ours, send_many"],
+        "CPU, columns, confluent-kafka": cpu_us["confluent-kafka"] / cpu_us["ours, columns"],
+        "CPU, send_and_wait, aiokafka": alone["aiokafka"]["cpu_us"] / alone["ours, send"]["cpu_us"],
+    }
+
+
 class Bench(NamedTuple):
     arguments: str
     ratios: Callable[[Any], Ratios]
@@ -104,6 +115,11 @@ BENCHES: Mapping[str, Bench] = {
         random=True,
     ),
     "group": Bench("--clients ours aiokafka confluent-kafka --no-rebalance --runs 5 --turns 3 --commits 200", group),
+    "produce": Bench(
+        "--only throughput latency --contenders 'ours, send' 'ours, send_many' 'ours, columns' aiokafka "
+        "confluent-kafka --sizes 100 --runs 5 --seconds 2",
+        produce,
+    ),
     "mirror": Bench("--contenders ours MirrorMaker --formats v2 --records 500000 --runs 3", mirror),
     "spark": Bench("--records 2000000 --partitions 16 --rounds 2 --no-connector", spark),
 }

@@ -127,10 +127,13 @@ class BrokerError(AllocatorError):
 
 
 class TopicAuthorizationFailed(BrokerError):
-    """This user may not read a topic."""
+    """This user may not read or write a topic."""
 
-    def __init__(self, topic: str) -> None:
-        super().__init__(f"not authorised to read topic {topic!r}; grant this user READ and DESCRIBE on it", code=29)
+    def __init__(self, topic: str, use: str = "read") -> None:
+        right = use.upper()
+        super().__init__(
+            f"not authorised to {use} topic {topic!r}; grant this user {right} and DESCRIBE on it", code=29
+        )
         self.topic = topic
 
 

@@ -448,7 +448,10 @@ class BatchSender(Generic[B]):
             response = await self._client.send_any(init_request(), self._request_timeout_s)
             if not response.error_code:
                 return response.producer_id, response.producer_epoch
-            error = for_code(response.error_code, "cannot get a producer id")
+            what = "cannot get a producer id"
+            if response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                what += " without the right IdempotentWrite on the cluster, or with acks other than 1"
+            error = for_code(response.error_code, what)
             if not error.retriable:
                 raise error
             log.debug("%s", error)  # a temporary failure, for example while the coordinator starts

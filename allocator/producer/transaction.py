@@ -23,7 +23,7 @@ from kafka.protocol.producer import (
 from allocator.core.aio import Backoff
 from allocator.core.client import ErrorCode, KafkaClient, Reaction, for_code, reaction_to
 from allocator.core.offsets import Coordinator
-from allocator.errors import AllocatorError, BrokerError, ConfigError
+from allocator.errors import AllocatorError, BrokerError, ConfigError, TopicAuthorizationFailed
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.encoding import CODECS, TARGET_BYTES
 from allocator.producer.requests import init_request
@@ -195,9 +195,14 @@ class TransactionalWriter:
         )
 
         def code(response: Any) -> int:
-            topics = response.results_by_topic_v3_and_below
-            codes = (part.partition_error_code for topic in topics for part in topic.results_by_partition)
-            return next(filter(None, codes), 0)
+            codes: dict[int, str] = {}
+            for topic in response.results_by_topic_v3_and_below:
+                codes.update((part.partition_error_code, topic.name) for part in topic.results_by_partition)
+            codes.pop(ErrorCode.NONE, None)
+            codes.pop(ErrorCode.OPERATION_NOT_ATTEMPTED, None)  # because of another topic
+            if ErrorCode.TOPIC_AUTHORIZATION_FAILED in codes:
+                raise TopicAuthorizationFailed(codes[ErrorCode.TOPIC_AUTHORIZATION_FAILED], "write")
+            return next(iter(codes), 0)
 
         await self._request(request, code)
 

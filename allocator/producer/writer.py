@@ -16,7 +16,15 @@ from kafka.protocol.metadata import MetadataRequest
 from allocator.core.aio import BackgroundTasks, wall_ms
 from allocator.core.client import ErrorCode, KafkaClient
 from allocator.core.fetch import Batch, scan
-from allocator.errors import AllocatorError, BrokerError, Closed, ConfigError, DeliveryFailed, TopicNotFound
+from allocator.errors import (
+    AllocatorError,
+    BrokerError,
+    Closed,
+    ConfigError,
+    DeliveryFailed,
+    TopicAuthorizationFailed,
+    TopicNotFound,
+)
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
 from allocator.producer.encoding import CODECS, TARGET_BYTES, Encoded, encode_headers
@@ -252,8 +260,8 @@ class RecordWriter:
     async def find(self, topic: str) -> tuple[int, ...]:
         """Returns the partitions of a topic. The metadata request creates the topic if the brokers allow that.
 
-        Raises TopicNotFound if brokers do not know the topic for ten seconds, and the error of the last attempt after
-        `timeout_s`.
+        Raises TopicNotFound if brokers do not know the topic for ten seconds, TopicAuthorizationFailed if they do not
+        show it to this user, and the error of the last attempt after `timeout_s`.
         """
         self._topics.add(topic)
         self._client.follow(self._topics)
@@ -264,6 +272,8 @@ class RecordWriter:
             partitions = self._client.partitions(topic)
             if partitions:
                 return partitions
+            if self._client.metadata.errors.get(topic) == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                raise TopicAuthorizationFailed(topic, "write")
             await self._client.send_any(_creation_request(topic))
             raise TopicNotFound([topic])
 

@@ -102,6 +102,7 @@ class ErrorCode(enum.IntEnum):
     INVALID_TRANSACTION_TIMEOUT = 50, FAIL, "longer than transaction.max.timeout.ms of the broker"
     CONCURRENT_TRANSACTIONS = 51, RETRY, "the previous transaction of this id still ends"
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53, FAIL, "grant this user the right to use the transactional id"
+    OPERATION_NOT_ATTEMPTED = 55, FAIL, "another part of the request was refused"
     KAFKA_STORAGE_ERROR = 56, REFRESH, "the broker's disk fails"
     SASL_AUTHENTICATION_FAILED = 58
     UNKNOWN_PRODUCER_ID = 59, FAIL, "the broker knows nothing of this producer any more"

@@ -26,7 +26,7 @@ from allocator.errors import BrokerError, Closed, ConfigError, Fenced, IllegalSt
 from allocator.producer import NewRecord, TransactionalWriter
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 from allocator.types import TopicPartition
-from tests.producer.witnesses import committed_values, committed_values_of_aiokafka
+from tests.producer.witnesses import committed_values, committed_values_of_aiokafka, committed_values_of_kafka_python
 
 HERE = Path(__file__).parent
 TopicFactory = Callable[..., str]
@@ -159,8 +159,9 @@ def disturb(walk: Walk, stops: list[tuple[str, str, str, int]], mode: str = "blo
         walk.until_all()
         former.end()
         successor.end()
-    values = asyncio.run(committed_values_of_aiokafka(walk.cluster.bootstrap, walk.out, len(walk.written)))
-    assert Counter(values) == Counter(walk.written)
+    for others in (committed_values_of_aiokafka, committed_values_of_kafka_python):
+        values = asyncio.run(others(walk.cluster.bootstrap, walk.out, len(walk.written)))
+        assert Counter(values) == Counter(walk.written)
 
 
 @pytest.mark.parametrize(("kafka", "membership"), VERSIONS)
@@ -217,7 +218,7 @@ def test_each_record_has_one_result_when_the_brokers_restart(walk: Callable[...,
 def test_each_record_has_one_result_if_an_owner_stops_at_any_request(
     kafka: str, membership: str, request_name: str, walk: Callable[..., Walk]
 ) -> None:
-    ways = [(when, how) for when in ("before", "after") for how in ("freeze", "kill")]
+    ways = [(when, how) for when in ("before", "after") for how in ("freeze", "kill", "cut")]
     disturb(walk(kafka, membership), [(request_name, when, how, 1) for when, how in ways])
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from allocator import Consumer, Produce, Producer
 from allocator.core.client import KafkaClient
 from allocator.core.consumer import membership_from
-from allocator.errors import AllocatorError
+from allocator.errors import AllocatorError, BrokerError
 
 
 def say(word: str) -> None:
@@ -26,7 +26,11 @@ def say(word: str) -> None:
 
 
 def stop_at(request: str, when: str, how: str, count: int) -> None:
-    """Freezes or kills this process before it sends the `count`-th request of this name, or after the response."""
+    """Freezes or kills this process before it sends the `count`-th request of this name, or after the response.
+
+    "cut" closes the connection instead, as soon as the request is on its way, or when its response is there; the caller
+    gets neither.
+    """
     send, sent, stopped = KafkaClient.send, 0, False
 
     async def stopping(self: Any, node: int, message: Any, *rest: Any, **more: Any) -> Any:
@@ -35,6 +39,18 @@ def stop_at(request: str, when: str, how: str, count: int) -> None:
             return await send(self, node, message, *rest, **more)
         sent += 1
         number = sent  # the transactions of several partitions send at the same time
+        if how == "cut" and number >= count and not stopped:
+            stopped = True
+            going = asyncio.ensure_future(send(self, node, message, *rest, **more))
+            if when == "after":
+                await asyncio.wait({going})
+            else:
+                await asyncio.sleep(0)  # the request goes out if the connection is open
+            self.hang_up(node, type(message))
+            say("stops")
+            await asyncio.wait({going})
+            going.exception()  # marks it as retrieved
+            raise BrokerError("the connection was cut", retriable=True)
         response = await send(self, node, message, *rest, **more) if when == "after" else None
         if number >= count and not stopped:
             stopped = True

@@ -144,5 +144,27 @@ async def committed_values_of_aiokafka(bootstrap: str, topic: str, count: int, p
     return values
 
 
+async def committed_values_of_kafka_python(bootstrap: str, topic: str, count: int, partitions: int = 2) -> list[bytes]:
+    def read() -> list[bytes]:
+        consumer = KafkaConsumer(
+            bootstrap_servers=bootstrap, enable_auto_commit=False, isolation_level="read_committed"
+        )
+        values: list[bytes] = []
+        late = time.monotonic() + READ_S
+        try:
+            consumer.assign([TopicPartition(topic, number) for number in range(partitions)])
+            consumer.seek_to_beginning()
+            while len(values) < count and time.monotonic() < late:
+                for records in consumer.poll(timeout_ms=200).values():
+                    values += [each.value for each in records]
+            for records in consumer.poll(timeout_ms=500).values():  # nothing follows
+                values += [each.value for each in records]
+        finally:
+            consumer.close()
+        return values
+
+    return await asyncio.to_thread(read)
+
+
 # the oldest version that the client reads
 READERS: list[tuple[tuple[int, ...], Reader]] = [((0, 8), kafka_python), ((0, 8), confluent), ((0, 11), aiokafka)]

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
 import os
+import resource
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from kafka import KafkaConsumer
+from kafka import TopicPartition as At
 
 from allocator import DeliveryFailed, Producer, RecordMetadata
 from allocator.core.aio import wall_ms, within
@@ -43,6 +49,16 @@ async def values(cluster: LocalCluster, topic: str, partition: int = 0) -> list[
 async def started(factory: Any, version: str) -> LocalCluster:
     cluster: LocalCluster = await asyncio.to_thread(factory, kafka=version)
     return cluster
+
+
+def begins(cluster: LocalCluster, topic: str) -> int:
+    """The first offset of partition 0."""
+    reader = KafkaConsumer(bootstrap_servers=cluster.bootstrap)
+    try:
+        first: int = reader.beginning_offsets([At(topic, 0)])[At(topic, 0)]
+        return first
+    finally:
+        reader.close()
 
 
 # -- what is stored ---------------------------------------------------------------------------------------------------
@@ -442,6 +458,28 @@ async def test_a_slow_network_delays_records_and_repeats_none(caplog: pytest.Log
         assert "sending batches again" not in caplog.text
 
 
+@pytest.mark.servers
+@pytest.mark.parametrize("kafka", IDEMPOTENT)
+async def test_records_are_stored_once_when_the_broker_has_space_again(kafka: str) -> None:
+    """A limit on the size of files makes the broker's writes fail with EFBIG. It ends itself, as with a full disk."""
+    async with LocalCluster(kafka, zookeepers=int(number(kafka) < (4,))) as cluster:
+        await asyncio.to_thread(cluster.create_topic, "full", 1)
+        (broker,) = cluster.brokers
+        async with Producer(brokers=cluster.bootstrap, linger_s=0.0, batch_bytes=2000) as producer:
+            sent = [await producer.send("full", b"%3d" % n + bytes(500)) for n in range(100)]
+            await producer.flush()
+            (log,) = broker.directory.rglob("full-0/*.log")
+            assert broker.pid is not None
+            most = log.stat().st_size + 3000
+            resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+            sent += [await producer.send("full", b"%3d" % n + bytes(500)) for n in range(100, 300)]
+            await wait_until_async(lambda: not broker.alive, 60, "the broker to end itself")
+            await asyncio.to_thread(broker.start)
+            await producer.flush()
+        assert [int(value[:3]) for value in await values(cluster, "full")] == list(range(300))
+        assert [each.result().offset for each in sent] == list(range(300))
+
+
 async def test_a_record_of_a_frozen_broker_may_be_written_and_may_be_sent_again(
     cluster_factory: Any, topic_factory: TopicFactory
 ) -> None:
@@ -528,6 +566,71 @@ async def test_records_follow_those_that_retention_deleted(
         sent = [await producer.send(topic, b"%d" % n) for n in range(3, 9)]
         assert [(await each).offset for each in sent] == list(range(3, 9))
     assert await values(cluster, topic) == [b"%d" % n for n in range(3, 9)]
+
+
+@long
+@pytest.mark.servers
+@pytest.mark.parametrize("kafka", ["0.11.0.3", "1.1.1", "2.8.2", "4.1.1"])
+async def test_records_follow_those_that_retention_deleted_while_the_producer_was_idle(
+    kafka: str,
+) -> None:
+    """As with deleted records, but it is the broker that deletes the segments. It begins 30 s after its start."""
+    config = {"log.retention.check.interval.ms": "100", "log.initial.task.delay.ms": "100"}
+    async with LocalCluster(kafka, zookeepers=int(number(kafka) < (4,)), broker_config=config) as cluster:
+        brief = {"retention.ms": "1", "segment.ms": "1", "file.delete.delay.ms": "1"}
+        await asyncio.to_thread(cluster.create_topic, "brief", 1, 1, brief)
+        async with Producer(brokers=cluster.bootstrap, batch_bytes=1, linger_s=0.0) as producer:
+            for n in range(3):
+                await producer.send_and_wait("brief", b"%d" % n)
+
+            async def emptied() -> bool:
+                return await asyncio.to_thread(begins, cluster, "brief") == 3
+
+            await wait_until_async(emptied, 60, "an empty topic")
+            sent = [await producer.send("brief", b"%d" % n) for n in range(3, 9)]
+            assert [(await each).offset for each in sent] == list(range(3, 9))
+
+
+@pytest.mark.parametrize("kafka", IDEMPOTENT)
+async def test_a_topic_that_is_deleted_and_created_while_it_is_written_goes_on(
+    kafka: str, cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    """Records of the former topic are gone with it. Later ones are in the new one, in order and once."""
+    cluster = await started(cluster_factory, kafka)
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
+    sent: list[asyncio.Future[RecordMetadata]] = []
+    going = True
+    async with Producer(brokers=cluster.bootstrap, linger_s=0.0, batch_bytes=100) as producer:
+
+        async def send() -> None:
+            while going:
+                sent.append(await producer.send(topic, b"%d" % len(sent)))
+                await asyncio.sleep(0.001)
+
+        async def more() -> None:
+            before = len(sent)
+            await wait_until_async(
+                lambda: len(sent) > before and any(each.done() for each in sent[before:]), 60, "a record"
+            )
+
+        sending = asyncio.ensure_future(send())
+        await more()
+        await asyncio.to_thread(cluster.delete_topic, topic)
+        await asyncio.to_thread(cluster.create_topic, topic, 1)
+        await more()
+        going = False
+        await sending
+        with contextlib.suppress(DeliveryFailed):
+            await producer.flush()
+    stored = await values(cluster, topic)
+    numbers = [int(value) for value in stored]
+    assert numbers == sorted(set(numbers))
+    told = {n: each.result().offset for n, each in enumerate(sent) if each.exception() is None}
+    assert all(told[n] == offset for offset, n in enumerate(numbers) if n in told)
+    assert max(numbers) == max(told)
+    for each in sent:
+        error = each.exception()
+        assert error is None or (isinstance(error, DeliveryFailed) and topic in str(error) and error.retriable)
 
 
 @pytest.mark.parametrize("kafka", IDEMPOTENT)
@@ -741,6 +844,26 @@ def test_another_event_loop_is_refused(kafka_cluster: LocalCluster, topic_factor
         await producer.close()
 
     asyncio.run(use())
+
+
+def test_two_producers_write_from_two_loops_in_two_threads(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = topic_factory(1)
+    both = threading.Barrier(2)
+
+    async def write(name: bytes) -> list[int]:
+        async with Producer(brokers=kafka_cluster.bootstrap, linger_s=0.0, batch_bytes=200) as producer:
+            await asyncio.to_thread(both.wait, 30)
+            sent = [await producer.send(topic, name + b"%d" % n) for n in range(500)]
+            return [(await each).offset for each in sent]
+
+    with ThreadPoolExecutor(2) as threads:
+        told = list(threads.map(lambda name: asyncio.run(write(name)), (b"a", b"b")))
+    stored = asyncio.run(values(kafka_cluster, topic))
+    for name, offsets in zip((b"a", b"b"), told):
+        assert [stored[offset] for offset in offsets] == [name + b"%d" % n for n in range(500)]
+    assert len(stored) == 1000
 
 
 def test_a_producer_whose_loop_is_closed_warns_and_refuses(

@@ -154,6 +154,10 @@ class NotOwned(AllocatorError):
 class CommitFailed(AllocatorError):
     """Offsets were not committed: the partition moved, the lease expired, or the coordinator refused them."""
 
+    def __init__(self, message: str, *, retriable: bool = False) -> None:
+        super().__init__(message)
+        self.retriable = retriable
+
 
 class Fenced(CommitFailed):
     """Offsets were not committed because the group has removed this member or moved the partition.

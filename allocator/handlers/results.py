@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from allocator.core.aio import Backoff
-from allocator.core.consumer import ConsumerBase
+from allocator.core.consumer import Chosen, ConsumerBase
 from allocator.core.subscription import TopicPartitionState
 from allocator.errors import AllocatorError, Closed, DeliveryFailed, Fenced
 from allocator.handlers.handlers import HandlerMisuse
@@ -88,8 +88,11 @@ class Results:
     async def transactions(self) -> ConsumerTransactions:
         return (await self.producer())._transactions_of(self._consumer)
 
-    async def commit_offset(self, partition: TopicPartition, choose: Callable[[], OffsetAndMetadata | None]) -> None:
+    async def commit_offset(self, partition: TopicPartition, choose: Callable[[], Chosen | None]) -> None:
         await (await self.transactions()).commit_offset(partition, choose)
+
+    def chosen(self, partition: TopicPartition, offset: int) -> Chosen:
+        return self._consumer._member.commits.chosen(partition, OffsetAndMetadata(offset, "", -1))
 
     async def close(self) -> None:
         """Closes the producer, if it was started. Safe to call twice."""
@@ -142,6 +145,8 @@ class Committing:
             units, end = window.returned(most)
             if not units:
                 return
+            # now, because until the transaction begins, a seek or another log may come
+            chosen = self._results.chosen(self._tenure.partition, end)
             try:
                 placed, records, error = await self._placed(units)
                 if error is not None and not placed:
@@ -149,9 +154,9 @@ class Committing:
                     return
                 if placed < len(units):
                     units, end = units[:placed], offset_of(units[placed].argument)
+                    chosen = chosen._replace(offset=OffsetAndMetadata(end, "", -1))
                 transactions = (await self._results.transactions()).of(self._tenure)
-                offset = OffsetAndMetadata(end, "", -1)
-                await transactions.commit(records, partial(_same, offset), partial(self._finished, units))
+                await transactions.commit(records, partial(_same, chosen), partial(self._finished, units))
                 backoff.reset()
                 most = 0
             except AllocatorError as failed:
@@ -191,5 +196,5 @@ def _is_refusal(error: BaseException) -> bool:
     return isinstance(error, RefusedByTopic)
 
 
-def _same(offset: OffsetAndMetadata) -> OffsetAndMetadata:
-    return offset
+def _same(chosen: Chosen) -> Chosen:
+    return chosen

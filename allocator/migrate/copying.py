@@ -396,11 +396,9 @@ class Copying(RebalanceListener):
             if not offsets:
                 return
             if not self._consumer.may_act():  # the next owner may have written other entries of the map
-                error = CommitFailed(
-                    f"{self._settings.group}: no valid lease, so another process may own the partitions"
+                raise CommitFailed(
+                    f"{self._settings.group}: no valid lease, so another process may own the partitions", retriable=True
                 )
-                error.retriable = True
-                raise error
             await self._clusters.map.flush()
             await self._consumer.commit(offsets)
 

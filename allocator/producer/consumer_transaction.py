@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Optional
 
 from allocator.core.client import KafkaClient
-from allocator.core.consumer import ConsumerBase, TransactionalCommits, fenced
+from allocator.core.consumer import Chosen, ConsumerBase, TransactionalCommits
 from allocator.core.subscription import Phase, TopicPartitionState
 from allocator.core.text import partition_names
 from allocator.errors import AllocatorError, BrokerError, ConfigError, Fenced, IllegalState
@@ -24,7 +24,7 @@ from allocator.producer.transaction import OVER, GroupOffset, NewRecord, TooLarg
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 Records = Mapping[TopicPartition, Sequence[NewRecord]]
-Choose = Callable[[], Optional[OffsetAndMetadata]]
+Choose = Callable[[], Optional[Chosen]]
 
 
 class ConsumerTransactions:
@@ -86,7 +86,7 @@ class TenureTransactions:
         self._seen: Any = None
         """The committed offset (`Seen`); None: not looked at in this tenure, or since it continued elsewhere."""
         self._moves: int | None = None
-        """`tenure.moves` when the last offset was sent."""
+        """The moves of the position that the last sent offset follows."""
         self._confirmed = False
         """Whether nobody else can commit, and `_seen` is true."""
 
@@ -115,18 +115,19 @@ class TenureTransactions:
         """
         async with self._turn:
             await self._begin()
-            offset = choose()
-            if records and offset is not None and not self._offsets.changes(self._seen, offset):
+            chosen = choose()
+            if records and chosen is not None and not self._offsets.changes(self._seen, chosen.offset):
                 # Records before the committed offset were read again, up to that offset. Where they begin is committed
                 # first, or nobody could tell without a response whether their results are there.
-                await self._commit({}, OffsetAndMetadata(self.tenure.done()[0], "", -1), lambda: None)
+                begins = OffsetAndMetadata(self.tenure.done()[0], "", -1)
+                await self._commit({}, self._core.commits.chosen(self.tenure.partition, begins), lambda: None)
                 await self._begin()
-                offset = choose()
-            if offset is not None:
-                await self._commit(records, offset, committed)
+                chosen = choose()
+            if chosen is not None:
+                await self._commit(records, chosen, committed)
 
-    async def _commit(self, records: Records, offset: OffsetAndMetadata, committed: Callable[[], None]) -> None:
-        self._confirmed, self._moves = False, self.tenure.moves
+    async def _commit(self, records: Records, chosen: Chosen, committed: Callable[[], None]) -> None:
+        self._confirmed, self._moves = False, chosen.call.moves(self.tenure.partition)
 
         async def send(to_send: OffsetAndMetadata, refusal: Callable[[], AllocatorError | None]) -> None:
             to_commit = GroupOffset(
@@ -135,18 +136,18 @@ class TenureTransactions:
             await self._writer.commit(records, to_commit)
 
         try:
-            self._seen = await self._offsets.commit_with(self.tenure, offset, send)
+            self._seen = await self._offsets.commit_with(self.tenure, chosen, send)
         except TooLargeForTopic:
             self._confirmed = True
             raise
         except BrokerError as error:
             if error.code in OVER:
-                raise fenced(str(error)) from error
+                raise Fenced(str(error), retriable=True) from error
             raise
         committed()
         try:
             await self._writer.settle()
-            await self._until_applied(offset.offset)
+            await self._until_applied(chosen.offset.offset)
         except AllocatorError:
             return  # it is committed; `begin` makes sure of the rest
         self._confirmed = True
@@ -187,6 +188,7 @@ class Transaction:
         except BaseException:
             self._hand_back()
             raise
+        self._transactions.core.state.reader.in_transaction = True
         return self
 
     def _in_hand(self) -> TopicPartitionState:
@@ -195,7 +197,9 @@ class Transaction:
             raise IllegalState("process() has the records in hand; return Produce with results='exactly-once' there")
         tenures = core.state.reader.tenures
         if not tenures and core.state.reader.was_moved:
-            raise fenced("the consumer was moved from the records in hand by a seek; request the next records")
+            raise Fenced(
+                "the consumer was moved from the records in hand by a seek; request the next records", retriable=True
+            )
         if len(tenures) != 1:
             names = partition_names([each.partition for each in tenures]) or "none"
             raise IllegalState(
@@ -231,12 +235,13 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        committed = False
+        committed, reader = False, self._transactions.core.state.reader
+        reader.in_transaction = False
 
         def finish() -> None:
             nonlocal committed
             committed = True
-            self._transactions.core.state.reader.finish_of(self._tenure)
+            reader.finish_of(self._tenure)
 
         try:
             if error is None:
@@ -251,20 +256,23 @@ class Transaction:
             tenure.hand_back()
             self._transactions.core.fetcher.wake()
 
-    def _offset(self) -> OffsetAndMetadata:
+    def _offset(self) -> Chosen:
         tenure = self._tenure
         must_last(tenure)
         offset = tenure.to_commit(delivered=True) if tenure.moves == self._moves else None
         if offset is None:
-            raise fenced(
+            raise Fenced(
                 f"{tenure.partition.topic}:{tenure.partition.partition}: nothing is written, because the consumer was "
-                "moved from the records in hand by a seek or a commit during the transaction; request the next records"
+                "moved from the records in hand by a seek or a commit during the transaction; request the next records",
+                retriable=True,
             )
-        return offset
+        return self._transactions.core.commits.chosen(tenure.partition, offset)
 
 
 def must_last(tenure: TopicPartitionState) -> None:
     """Raises a retriable Fenced if the tenure has ended."""
     if tenure.phase is Phase.ENDED:
         topic, partition = tenure.partition
-        raise fenced(f"{topic}:{partition} was lost since its records were read; request the next records")
+        raise Fenced(
+            f"{topic}:{partition} was lost since its records were read; request the next records", retriable=True
+        )

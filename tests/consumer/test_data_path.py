@@ -25,7 +25,7 @@ from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.core.client.fetch_messages import FetchedPartition, FetchResponse
 from allocator.core.client.offset_commit import OffsetCommit
 from allocator.core.client.response_reader import ResponseReader
-from allocator.core.consumer.commits import CommitCall
+from allocator.core.consumer.commit_call import CommitCall
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.buffer import Chunk
 from allocator.core.fetch.decode import RecordSet

@@ -12,7 +12,7 @@ import pytest
 
 from allocator import Consumer, Produce, Record
 from allocator.errors import Closed, ConfigError, HandlerFailed
-from allocator.testing import wait_until_async
+from allocator.testing import LocalCluster, wait_until_async
 from tests.producer import result_handlers
 from tests.producer.test_transactions import PARTITIONS, Two, Walk, disturb, long, two, walk
 from tests.producer.witnesses import committed_values
@@ -195,3 +195,44 @@ async def test_what_contradicts_exactly_once_is_named(two: Two) -> None:
             await consumer.process(print, results="exactly-once", retry_topics=["1s"], dead_letter_topic="x")
         with pytest.raises(ConfigError, match="results"):
             await consumer.process(print, results="twice")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("move", ["seek", "recreation"])
+async def test_results_that_wait_for_their_topic_do_not_hide_a_move_of_the_position(
+    move: str, kafka_cluster: LocalCluster, two: Two
+) -> None:
+    """Their offset was chosen before the move, and belongs to another position or to the former topic."""
+    out, sent, hang = f"{two.out}-later", 0, asyncio.Event()
+    await two.fill(20)
+
+    async def handle(record: Record) -> Any:
+        nonlocal sent
+        if sent == 20:
+            await hang.wait()
+        sent += 1
+        return Produce(out, b"%d" % record.offset)
+
+    async with two.owner() as (_, consumer):
+        work = asyncio.ensure_future(consumer.process(handle, results="exactly-once", drain_timeout_s=1))
+        await wait_until_async(lambda: sent == 20, 30, "the calls")
+        if move == "seek":
+            consumer.seek((two.source, 0), 5)
+        else:
+            kafka_cluster.delete_topic(two.source)
+            kafka_cluster.create_topic(two.source, 1, 1)
+            await two.fill(30)
+            await wait_until_async(lambda: bool(consumer.losses), 60, "the new topic to be found")
+        kafka_cluster.create_topic(out, 1, 1)
+        wanted = 5 if move == "seek" else 0
+
+        async def committed() -> bool:
+            found = await consumer.committed((two.source, 0))
+            return found is not None and found.offset == wanted
+
+        await wait_until_async(committed, 30, "the commit of the position")
+        work.cancel()
+        await asyncio.wait({work})
+    async with two.owner() as (_, consumer):
+        found = await consumer.committed((two.source, 0))
+        assert found is not None
+        assert found.offset == wanted

@@ -759,3 +759,83 @@ async def test_brokers_before_0_11_are_named(cluster_factory: Any, topic_factory
         with pytest.raises(ConfigError, match=r"transactions need brokers of Kafka 0\.11 or newer; these are 0\.9"):
             async with producer.transaction(consumer):
                 pass
+
+
+async def test_one_call_commits_any_number_of_partitions(two: Two, topic_factory: TopicFactory) -> None:
+    many = topic_factory(45, cluster=two.cluster)
+    async with two.producer() as producer:
+        consumer = Consumer(
+            brokers=two.cluster.bootstrap,
+            group=two.group,
+            membership="fixed",
+            auto_commit_interval_s=None,
+            transactions=producer,
+        )
+        consumer.assign([(many, number) for number in range(45)])
+        async with consumer:
+            await consumer.commit({(many, number): 7 for number in range(45)})
+            found = [await consumer.committed((many, number)) for number in range(45)]
+    assert [each and each.offset for each in found] == [7] * 45
+
+
+@contextlib.asynccontextmanager
+async def held_requests(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Holds the requests of this name: sets the first event when one waits, and goes on after the second."""
+    send, waits, goes_on = KafkaClient.send, asyncio.Event(), asyncio.Event()
+
+    async def held(self: Any, node: int, message: Any, *rest: Any, **more: Any) -> Any:
+        if type(message).__name__.startswith(name):
+            waits.set()
+            await goes_on.wait()
+        return await send(self, node, message, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaClient, "send", held)
+        yield waits, goes_on
+
+
+async def test_a_commit_that_waits_for_its_transaction_does_not_hide_a_seek(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await two.fill(20)
+    async with two.owner() as (_, consumer), held_requests(monkeypatch, "InitProducerId") as (waits, goes_on):
+        await batch_of(consumer)
+        first = asyncio.ensure_future(consumer.commit({(two.source, 0): 15}))
+        await waits.wait()
+        consumer.seek((two.source, 0), 5)
+        goes_on.set()
+        await first
+        await consumer.commit()
+        assert (await consumer.committed((two.source, 0))).offset == 5
+
+
+async def test_an_idle_offset_that_is_committed_again_does_not_hide_a_seek(two: Two) -> None:
+    await two.fill(20)
+    async with two.owner() as (producer, consumer):
+        await batch_of(consumer)
+        await in_transaction(producer, consumer)
+    async with two.owner() as (producer, consumer):
+        consumer.seek((two.source, 0), 5)
+        idle = consumer._member.commits._idle
+        assert idle is not None
+        await idle.commit_again({TopicPartition(two.source, 0)})
+        assert (await batch_of(consumer)).base_offset == 5
+        await in_transaction(producer, consumer, (two.out, b"again"))
+        assert (await consumer.committed((two.source, 0))).offset == 20
+    assert await two.results() == [b"again"]
+
+
+@pytest.mark.parametrize("request_more", ["getone", "commit"])
+async def test_the_records_in_hand_are_not_confirmed_inside_the_block(two: Two, request_more: str) -> None:
+    await two.fill(3)
+    async with two.owner() as (producer, consumer):
+        await consumer.getone(30)
+        with pytest.raises(IllegalState, match="end its block before you request more records"):
+            await in_transaction(producer, consumer, (two.out, b"first"), after=getattr(consumer, request_more)())
+        record = await consumer.getone(30)
+        assert record is not None
+        assert record.offset == 0, "it is read again"
+        await in_transaction(producer, consumer, (two.out, b"again"))
+    assert await two.results() == [b"again"]

@@ -6,6 +6,7 @@ It combines a membership, the fetcher and the offsets. `ConsumerBase` is `Consum
 from __future__ import annotations
 
 from allocator.core.consumer.commanded import CommandedConsumer, CommandExecutor
+from allocator.core.consumer.commit_call import Chosen
 from allocator.core.consumer.consumer import ConsumerBase, client_of, join_again_if
 from allocator.core.consumer.group_member import GroupMember
 from allocator.core.consumer.measures import lag
@@ -19,4 +20,4 @@ from allocator.core.consumer.membership_config import (
 )
 from allocator.core.consumer.record_processor import RecordCommands
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset, check_sink
-from allocator.core.consumer.transactional import TransactionalCommits, fenced
+from allocator.core.consumer.transactional import TransactionalCommits

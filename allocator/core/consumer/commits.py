@@ -16,14 +16,14 @@ from allocator.core.aio.clock import boot_clock
 from allocator.core.aio.reminder import Reminder
 from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
+from allocator.core.consumer.commit_call import IN_DOUBT, Chosen, CommitCall, Offsets
 from allocator.core.consumer.commit_metadata import CommitMetadata
-from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, Fenced, IllegalState
+from allocator.core.errors import AllocatorError, CommitFailed, Fenced, IllegalState
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
 from allocator.core.offsets.idle import IdleOffsets
-from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice, Terms
+from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice
 from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
-from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import Committed, as_written
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
@@ -33,8 +33,7 @@ from allocator.core.types import OffsetAndMetadata, OnCommit, Partitions, TopicP
 
 log = logging.getLogger(__name__)
 
-Offsets = Mapping[TopicPartition, OffsetAndMetadata]
-Point = Callable[[], Optional[OffsetAndMetadata]]
+Point = Callable[[], Optional[Chosen]]
 """Returns the offset to commit now; None: there is nothing to commit."""
 Transact = Callable[[TopicPartition, Point], Awaitable[None]]
 """Commits an offset of a partition in a transaction. Raises AllocatorError."""
@@ -47,7 +46,6 @@ BACKOFF_S = 0.1  # first pause after a failed automatic commit
 # outage no record is read twice; lower: partitions move sooner, and a close takes less time
 RELEASE_PATIENCE_S = 30.0
 TRANSACTIONS_AT_ONCE = 20  # Higher: many idle offsets are committed sooner; lower: fewer requests at a time
-IN_DOUBT = "its topic was missing and may have been created again"
 
 
 class Commits:
@@ -172,11 +170,11 @@ class Commits:
         error."""
         group = self.offsets
         if offsets:
-            call = CommitCall(self._state, self.membership, self.now)
+            call = self._call()
             to_send = call.note(self._to_send(offsets), offsets)
             await self.until_decided(lambda: any(map(self._state.is_in_doubt, offsets)))
             if self.transact is not None:
-                await _in_transactions(self.transact, lambda over: offsets if not over else {})
+                await _in_transactions(self.transact, partial(_without, offsets), lambda partition, offset: call)
                 return
             await group.commit(to_send, call.terms())
 
@@ -224,13 +222,13 @@ class Commits:
             raise IllegalState(
                 f"group {group.group!r} commits in transactions, which keep no order of calls; use commit()"
             )
-        call = CommitCall(self._state, self.membership, self.now)
+        call = self._call()
         tenures: list[TopicPartitionState] = []
         if offsets is None:
             tenures = list(self._uncommitted(None))
             if tenures:
                 self._must_act()
-            choose = partial(self._chosen, call, partial(self._done, None))
+            choose = call.noting(partial(self._done, None), self.metadata.added)
             task = group.commit_async(choose, call.terms())
         elif offsets:
             task = group.commit_async(call.note(self._to_send(offsets), offsets), call.terms())
@@ -274,17 +272,23 @@ class Commits:
     async def _commit_chosen(
         self, group: StoredOffsets, choose: Choice, *, follows: bool = True, patience_s: float = math.inf
     ) -> None:
-        """`follows`: whether the offsets follow a seek. Those that are committed again do not, so the seek stays to be
-        committed."""
+        """`follows`: see `CommitCall`."""
         if self.transact is not None:
-            await _in_transactions(self.transact, choose)
+            await _in_transactions(
+                self.transact, choose, lambda partition, offset: self.chosen(partition, offset, follows=follows).call
+            )
             return
-        call = CommitCall(self._state, self.membership, self.now, follows=follows)
-        await group.commit(partial(self._chosen, call, choose), call.terms(patience_s))
+        call = self._call(follows=follows)
+        await group.commit(call.noting(choose, self.metadata.added), call.terms(patience_s))
 
-    def _chosen(self, call: CommitCall, choose: Choice, over: Collection[TopicPartition]) -> Offsets:
-        offsets = choose(over)
-        return call.note(self.metadata.added(offsets), offsets)
+    def chosen(self, partition: TopicPartition, offset: OffsetAndMetadata, *, follows: bool = True) -> Chosen:
+        """Returns the offset with what it belongs to now. Call it when the offset is chosen."""
+        call = self._call(follows=follows)
+        call.note({}, {partition: offset})
+        return Chosen(offset, call)
+
+    def _call(self, *, follows: bool = True) -> CommitCall:
+        return CommitCall(self._state, self.membership, self.now, follows=follows)
 
     def _done(self, partitions: Partitions | None, over: Collection[TopicPartition] = ()) -> Offsets:
         """Returns what to commit now, for as many partitions as one request takes. Leaves out those in `over`."""
@@ -345,13 +349,12 @@ class Commits:
 
     def _must_act(self) -> None:
         if not self.membership.may_act():
-            error = CommitFailed(
+            raise CommitFailed(
                 f"{self.offsets.group}: offsets are not committed: the lease of their partitions is not valid, so "
                 "another member may own them now. Retry: once the lease is renewed, the commit succeeds; if another "
-                "member is the owner, it reads their records again"
+                "member is the owner, it reads their records again",
+                retriable=True,
             )
-            error.retriable = True
-            raise error
 
     async def settled(self, partitions: Partitions) -> None:
         """Waits until no commit of these partitions is in flight."""
@@ -376,72 +379,26 @@ class Commits:
         return boot_clock() if self._idle is None else self._idle.clock()
 
 
-async def _in_transactions(transact: Transact, choose: Choice) -> None:
+async def _in_transactions(
+    transact: Transact, choose: Choice, call_of: Callable[[TopicPartition, OffsetAndMetadata], CommitCall]
+) -> None:
+    """`call_of` is called when the offset of a partition is chosen."""
+
+    def point(partition: TopicPartition) -> Chosen | None:
+        found = choose(()).get(partition)
+        if found is None:
+            return None
+        offset = found if isinstance(found, Committed) else as_written(found)
+        return Chosen(offset, call_of(partition, offset))
+
     over: set[TopicPartition] = set()
-    while chosen := list(choose(over))[:TRANSACTIONS_AT_ONCE]:
-        commits = (transact(each, partial(_of, choose, each)) for each in chosen)
+    while partitions := list(choose(over))[:TRANSACTIONS_AT_ONCE]:
+        commits = (transact(each, partial(point, each)) for each in partitions)
         for result in await asyncio.gather(*commits, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
-        over.update(chosen)
+        over.update(partitions)
 
 
-def _of(choose: Choice, partition: TopicPartition) -> OffsetAndMetadata | None:
-    found = choose(()).get(partition)
-    return found if found is None or isinstance(found, Committed) else as_written(found)
-
-
-class CommitCall:
-    """The tenures that the offsets of one commit belong to. Only while they last are the offsets sent and noted."""
-
-    def __init__(
-        self,
-        state: SubscriptionState,
-        membership: Membership,
-        now: Callable[[], float],
-        *,
-        follows: bool = True,
-    ) -> None:
-        self._state = state
-        self._membership = membership
-        self._now = now
-        self._follows = follows
-        self.offsets: Offsets = {}
-        self._noted: dict[TopicPartition, tuple[TopicPartitionState | None, int, int, DoneSet | None]] = {}
-
-    def note(self, to_send: Offsets, offsets: Offsets) -> Offsets:
-        """Notes the current tenures of these offsets. Returns what to send."""
-        self.offsets = {**self.offsets, **offsets} if self.offsets else offsets
-        for partition, each in offsets.items():
-            tenure = self._state.assignment.get(partition)
-            done = each.done if isinstance(each, Committed) else None
-            moves, logs = (-1, 0) if tenure is None else (tenure.moves, tenure.logs)
-            self._noted[partition] = tenure, moves if self._follows else -1, logs, done
-        return to_send
-
-    def terms(self, patience_s: float = math.inf) -> Terms:
-        return Terms(self.refusals, self.stored, patience_s)
-
-    def refusals(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, BrokerError]:
-        found = {}
-        assignment, may_act = self._state.assignment, self._membership.may_act()
-        for partition in partitions:
-            tenure = assignment.get(partition)
-            noted, _, logs, _ = self._noted[partition]
-            if tenure is not noted:
-                found[partition] = BrokerError("this member has lost it since")
-            elif tenure is not None and tenure.logs != logs:
-                why = "its log was cut or its topic created again since; the offset belongs to the former log"
-                found[partition] = BrokerError(why)
-            elif not may_act:
-                found[partition] = BrokerError("the lease is not valid", retriable=True)
-            elif tenure is not None and tenure.in_doubt:
-                found[partition] = BrokerError(IN_DOUBT, retriable=True)
-        return found
-
-    def stored(self, sent: Offsets) -> None:
-        at = self._now()
-        for partition, (offset, metadata, _) in sent.items():
-            tenure, moves, _, done = self._noted[partition]
-            if tenure is not None:
-                tenure.note_committed(offset, done if metadata else None, moves=moves, at=at)
+def _without(offsets: Offsets, over: Collection[TopicPartition]) -> Offsets:
+    return {partition: offset for partition, offset in offsets.items() if partition not in over}

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Optional
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.consumer.commits import CommitCall, Commits
+from allocator.core.consumer.commit_call import Chosen
+from allocator.core.consumer.commits import Commits
 from allocator.core.errors import AllocatorError, BrokerError, Fenced
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.subscription.commit_text import done_of
@@ -71,9 +72,10 @@ class TransactionalCommits:
         known = "none" if tenure.committed is None else tenure.committed[0]
         tenure.restart(found)
         self._fetcher.wake()
-        raise fenced(
+        raise Fenced(
             f"{tenure.partition.topic}:{tenure.partition.partition}: a transaction has committed offset {found.offset} "
-            f"since this member read the committed offset ({known}); reading continues there, request the next records"
+            f"since this member read the committed offset ({known}); reading continues there, request the next records",
+            retriable=True,
         )
 
     def changes(self, seen: Seen | None, offset: OffsetAndMetadata) -> bool:
@@ -83,16 +85,15 @@ class TransactionalCommits:
     async def commit_with(
         self,
         tenure: TopicPartitionState,
-        offset: OffsetAndMetadata,
+        chosen: Chosen,
         send: Callable[[OffsetAndMetadata, Refusal], Awaitable[None]],
     ) -> Seen:
         """Notes the offset as committed when `send` returns, and returns it.
 
         `send` gets the offset with its metadata, and a check that returns why it may not be committed (any more).
         """
-        partition = tenure.partition
-        call = CommitCall(self._state, self._commits.membership, self._commits.now)
-        to_send = call.note(self._commits.metadata.added({partition: offset}), {partition: offset})[partition]
+        partition, (offset, call) = tenure.partition, chosen
+        to_send = self._commits.metadata.added({partition: offset})[partition]
         await self._commits.until_decided(lambda: self._state.is_in_doubt(partition))
 
         def refusal() -> AllocatorError | None:
@@ -101,16 +102,9 @@ class TransactionalCommits:
             why = call.refusals([partition]).get(partition) if lasts else lost
             if why is None or why.retriable:
                 return why
-            return fenced(f"{partition.topic}:{partition.partition}: nothing is committed: {why}")
+            return Fenced(f"{partition.topic}:{partition.partition}: nothing is committed: {why}", retriable=True)
 
         text = self._commits.offsets.text(to_send.metadata or "")
         await send(to_send._replace(metadata=text), refusal)
         call.stored({partition: to_send})
         return Seen.of(to_send)
-
-
-def fenced(text: str) -> Fenced:
-    """Returns the error after which the records are read again, by this member if it still owns the partition."""
-    error = Fenced(text)
-    error.retriable = True
-    return error

@@ -72,9 +72,7 @@ class StoredOffsets(GroupOffsets):
         waits = self._both.locked()
         async with self._both:
             if waits and self.coordinator.silent_s > terms.patience_s:  # the call before this one has tried
-                error = CommitFailed(f"group {self.group!r}: not committed: {SILENT}")
-                error.retriable = True
-                raise error
+                raise CommitFailed(f"group {self.group!r}: not committed: {SILENT}", retriable=True)
             over: set[TopicPartition] = set()
             while chosen := offsets(over) if callable(offsets) else offsets:
                 each_alone = terms._replace(stored=None)

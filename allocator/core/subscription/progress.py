@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple, Optional
 
+from allocator.core.errors import IllegalState
 from allocator.core.subscription.commit_text import done_of, topic_of
 from allocator.core.subscription.done import DoneSet, joined
 from allocator.core.subscription.loss import Committed, Listed, topic_of_offset
@@ -414,6 +415,8 @@ class ReaderHolds:
         self._freed = freed
         self._holds: list[ReaderHold] = []
         self._outlived: list[ReaderHold] = []
+        self.in_transaction = False
+        """Whether a transaction takes the records, so that no other call may confirm them."""
 
     def __bool__(self) -> bool:
         return bool(self._holds)
@@ -453,7 +456,12 @@ class ReaderHolds:
         self._holds.append(hold)
 
     def finish(self, topic: str | None = None) -> None:
-        """Marks the delivered records (of one topic, or of all) as done: the reader requested more."""
+        """Marks the delivered records (of one topic, or of all) as done: the reader requested more. Raises IllegalState
+        in a transaction."""
+        if self.in_transaction:
+            raise IllegalState(
+                "a transaction has the records in hand; end its block before you request more records or commit them"
+            )
         if topic is not None or self._outlived:
             self._end(ReaderHold.finish, lambda hold: topic in (None, hold.tenure.partition.topic))
         elif self._holds:  # for each record of `getone`

@@ -16,6 +16,7 @@ import pytest
 from allocator import GroupCommands
 from allocator.core.aio.clock import wall_ms
 from allocator.core.types import Partitions
+from allocator.documents import InvalidZnode
 from allocator.protocols.zookeeper import group_znodes
 from allocator.protocols.zookeeper.leader import Leader
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument
@@ -145,6 +146,39 @@ async def test_a_broken_assignment_is_written_again_and_nothing_moves(bench: One
             await bench.settle(a, b, c)
         assert bench.history.overlaps() == []
         assert bench.history.moves() > moves
+
+
+@pytest.mark.parametrize("damage", ["older", "two owners", "no owners", "numbers"])
+async def test_a_readable_assignment_of_another_client_is_corrected(bench: OneGroup, damage: str) -> None:
+    async with bench.member("a") as a, bench.store() as store:
+        await bench.settle(a)
+        older = (await store.zk.get(bench.paths.assignment))[0]
+        async with bench.member("b") as b:
+            await bench.settle(a, b)
+            document, _ = await store.document()
+            assert document is not None
+            every = frozenset().union(*document.owners.values())
+            forged = {
+                "two owners": document.but(owners=dict.fromkeys(document.owners, every)),
+                "no owners": document.but(owners={}),
+                "numbers": document.but(generation=2**62 - 1, revision=2**62 - 1),
+            }
+            await store.zk.set(bench.paths.assignment, forged[damage].encode() if damage in forged else older)
+
+            async def is_corrected() -> bool:
+                with contextlib.suppress(InvalidZnode):
+                    found, _ = await store.document()
+                    return (
+                        found is not None
+                        and found.writes > document.writes
+                        and found.generation < 2**52
+                        and not found.waiting
+                        and {*found.owners.values()} == {a.owned, b.owned}
+                        and len(a.owned) + len(b.owned) == len(a.owned | b.owned) == len(every)
+                    )
+                return False
+
+            await wait_until_async(is_corrected, 30, "each partition to have one owner")
 
 
 @pytest.mark.parametrize("damage", ["garbage", "of another member", "deleted"])

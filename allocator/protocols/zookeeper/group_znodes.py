@@ -14,7 +14,7 @@ from functools import partial
 from allocator.commands import Commands
 from allocator.core.aio import wall_ms
 from allocator.documents import Counts, InflateBudget, InvalidZnode
-from allocator.protocols.zookeeper.client.client import ConnectionLost, Watched
+from allocator.protocols.zookeeper.client.client import BadVersion, ConnectionLost, Watched
 from allocator.protocols.zookeeper.command_store import CommandStore
 from allocator.protocols.zookeeper.plan import adopt
 from allocator.protocols.zookeeper.steering import CommandsInForce
@@ -77,6 +77,9 @@ class GroupZnodes:
         # (document, version of its znode, `Snapshot.miscounted`)
         self._document: tuple[AssignmentDocument | None, int, bool] | None = None
         self._last: AssignmentDocument | None = None
+        self._writing = False
+        self._seen = -1
+        """The version of the assignment that this member has read last."""
         self._steps: tuple[Step, ...] = ()  # to `_document`, each written by this leader
 
     def poke(self) -> None:
@@ -100,6 +103,11 @@ class GroupZnodes:
             watched.forget()
         self._claims.clear()
         self.poke()
+
+    def is_foreign(self, version: int) -> bool:
+        """Returns whether another client wrote this version of the assignment, which this member has read."""
+        self._seen = version
+        return not self._writing and self._document is not None and version > self._document[1]
 
     async def watch_count(self) -> None:
         """Starts over each time another client writes the group's own znode: its version no longer matches the
@@ -150,7 +158,11 @@ class GroupZnodes:
         self._steps = steps = self._steps_to(document, version)
         written = self._document = document, version, False
         changes = Changes(document.writes, version + 1, steps) if steps else None
-        new_version = await self._store.write_document(document, version, changes)
+        self._writing = True
+        try:
+            new_version = await self._store.write_document(document, version, changes)
+        finally:
+            self._writing = False
         if self._document is written:  # otherwise another leader replaced the document before this response came
             self._document = document, new_version, False
         self._last = document
@@ -159,6 +171,8 @@ class GroupZnodes:
         if document.waiting:
             self.changed.set()  # the next snapshot sets the watches on the claims that the document waits for
         log.info("%s: %s", self._store.paths.group, document)
+        if self._seen > new_version:  # read before this response came
+            raise BadVersion(self._store.paths.assignment)
 
     def _steps_to(self, document: AssignmentDocument, version: int) -> tuple[Step, ...]:
         """Returns the last steps to the document that is written next; none if the document before it is unknown."""

@@ -85,6 +85,12 @@ class Leader:
         self._decider.forget()
         self._znodes.start_over()
 
+    def saw(self, version: int) -> None:
+        """Called with each version of the assignment that this member reads."""
+        if self._znodes.is_foreign(version):
+            log.warning("%s: another client wrote the assignment; reading it again", self._group)
+            self.start_over()
+
     async def _lead(self) -> None:
         znodes, loop = self._znodes, asyncio.get_running_loop()
         znodes.poke()

@@ -361,8 +361,11 @@ class ZooKeeperMembership(SessionMembership):
         except InvalidZnode as error:
             log.error("%s: %s", self._group, error)
             document, version = None, -1
-        if document is None and self._leader is not None:
-            self._leader.start_over()
+        if self._leader is not None:
+            if document is None:
+                self._leader.start_over()
+            else:
+                self._leader.saw(version)
         return document, version
 
     async def _apply(self, document: AssignmentDocument | None, version: int, scope: TaskGroup) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, Waiting
+from allocator.protocols.zookeeper.znodes.documents import MAX_NUMBER, AssignmentDocument, Claim, Waiting
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 
@@ -133,13 +133,20 @@ def adopt(claims: Mapping[str, Claim], last: AssignmentDocument | None = None, w
     `last` is the newest document that the caller has read, `writes` the number of times that a document was written.
     No generation or revision was greater than these, so the numbers keep increasing. This is safe because a member
     extends its claim in a transaction that also checks that the document is still current: after the leader has
-    read the claims, no claim can appear that is based on the lost document.
+    read the claims, no claim can appear that is based on the lost document. Claims that follow a document of another
+    client may overlap, and have any numbers: the first of them counts, and numbers beyond `MAX_NUMBER` do not.
     """
     last = last or AssignmentDocument()
+    owners, taken = {}, NO_PARTITIONS
+    for member, claim in claims.items():
+        if held := claim.held - taken:
+            owners[member], taken = held, taken | held
+    generations = (claim.generation for claim in claims.values() if claim.generation <= MAX_NUMBER)
+    revisions = (claim.revision for claim in claims.values() if claim.revision <= MAX_NUMBER)
     return AssignmentDocument(
-        generation=max([writes, last.generation, *(claim.generation for claim in claims.values())]),
-        revision=max([writes, last.revision, *(claim.revision for claim in claims.values())]),
-        owners={member: claim.held for member, claim in claims.items() if claim.held},
+        generation=max([writes, last.generation, *generations]),
+        revision=max([writes, last.revision, *revisions]),
+        owners=owners,
     )
 
 

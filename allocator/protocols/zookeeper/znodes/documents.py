@@ -227,6 +227,10 @@ class Claim:
         )
 
 
+MAX_NUMBER = 2**52
+"""The largest generation and revision from which a leader goes on. Readers know 2**62, so it does not end there."""
+
+
 @dataclass(frozen=True)
 class Waiting:
     """Partitions that were revoked from a member and that its claim may still hold."""
@@ -364,7 +368,7 @@ class AssignmentDocument:
         rest = doc if only is None else {}  # the fields that members do not read
         left_out = check_mapping(path, "left_out", rest.get("left_out", {}))
         InflateBudget(counts).take(path, left_out)
-        return cls(
+        found = cls(
             generation=check_number(path, "generation", doc.get("generation")),
             revision=check_number(path, "revision", doc.get("revision")),
             leader=check_text(path, "leader", doc.get("leader")),
@@ -381,6 +385,16 @@ class AssignmentDocument:
             problem=optional(check_text, path, doc, "problem"),
             writes=check_number(path, "writes", doc.get("writes", 0)),
         )
+        if only is None:
+            found._check(path)
+        return found
+
+    def _check(self, path: str) -> None:
+        """Checks what a leader relies on. Raises InvalidZnode."""
+        if sum(map(len, self.owners.values())) > len(NO_PARTITIONS.union(*self.owners.values())):
+            raise InvalidZnode(path, "a partition has two owners")
+        if max(self.generation, self.revision) > MAX_NUMBER:  # the leader counts on
+            raise InvalidZnode(path, f"generation {self.generation} and revision {self.revision} are no counts")
 
     def but(self, **changes: Any) -> AssignmentDocument:
         """Returns a copy with these fields replaced."""

@@ -129,11 +129,13 @@ class TenureTransactions:
     async def _commit(self, records: Records, chosen: Chosen, committed: Callable[[], None]) -> None:
         self._confirmed, self._moves = False, chosen.call.moves(self.tenure.partition)
 
-        async def send(to_send: OffsetAndMetadata, refusal: Callable[[], AllocatorError | None]) -> None:
+        async def send(
+            to_send: OffsetAndMetadata, refusal: Callable[[], AllocatorError | None]
+        ) -> OffsetAndMetadata | None:
             to_commit = GroupOffset(
                 self._core.commits.offsets.coordinator, self._group, self.tenure.partition, to_send, refusal
             )
-            await self._writer.commit(records, to_commit)
+            return await self._writer.commit(records, to_commit)
 
         try:
             self._seen = await self._offsets.commit_with(self.tenure, chosen, send)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ from allocator.producer.encoding import CODECS, TARGET_BYTES
 from allocator.producer.requests import init_request
 from allocator.producer.sender import TOO_LARGE, BatchSender, PartitionQueue
 from allocator.types import OffsetAndMetadata, TopicPartition
+
+log = logging.getLogger(__name__)
 
 # the newest versions before KIP-890, in which a commit does not change the epoch
 ADD_VERSION, END_VERSION = 3, 4
@@ -144,8 +147,10 @@ class TransactionalWriter:
 
     async def commit(
         self, records: Mapping[TopicPartition, Sequence[NewRecord]], offset: GroupOffset | None = None
-    ) -> None:
-        """Like `write`, but returns once the transaction is committed. Readers may see it only after `settle`."""
+    ) -> OffsetAndMetadata | None:
+        """Like `write`, but returns once the transaction is committed, with the offset as it is stored. Readers may see
+        it only after `settle`."""
+        stored = None
         identity = self._identity
         if identity is None:
             raise RuntimeError("call open() first")
@@ -156,7 +161,7 @@ class TransactionalWriter:
                 await self._add(records, identity)
                 await self._produce(records)
             if offset is not None:
-                await self._add_offset(offset, identity)
+                stored = await self._add_offset(offset, identity)
                 if self.in_doubt:  # a commit has no sequence number, so the group would take a late one
                     raise BrokerError("a request of the transaction had no response", retriable=True)
         except TooLargeForTopic:
@@ -171,6 +176,7 @@ class TransactionalWriter:
             raise
         await self._end(identity, commit=True)
         self._ended = identity
+        return stored
 
     async def settle(self) -> None:
         """Returns once readers see the last commit. After an error, call `open` before the next write."""
@@ -242,30 +248,44 @@ class TransactionalWriter:
         )
         self._sender.replace_first(partition, ())
 
-    async def _add_offset(self, to_commit: GroupOffset, identity: tuple[int, int]) -> None:
-        """Makes the offset part of the transaction. Raises the error of `refusal` if it may not be committed."""
+    async def _add_offset(self, to_commit: GroupOffset, identity: tuple[int, int]) -> OffsetAndMetadata:
+        """Makes the offset part of the transaction, and returns it: without metadata if that is too large. Raises the
+        error of `refusal` if it may not be committed."""
         names = {"transactional_id": self._name, "group_id": to_commit.group}
         who = {"producer_id": identity[0], "producer_epoch": identity[1]}
         await self._request(
             AddOffsetsToTxnRequest(**names, **who, max_version=ADD_VERSION), lambda response: response.error_code
         )
-        (topic, partition), (offset, metadata, epoch) = to_commit.partition, to_commit.offset
+        (topic, partition), offset = to_commit.partition, to_commit.offset
         kind = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-        part = kind.TxnOffsetCommitRequestPartition(
-            partition_index=partition,
-            committed_offset=offset,
-            committed_leader_epoch=-1 if epoch is None else epoch,
-            committed_metadata=metadata,
-        )
-        request = TxnOffsetCommitRequest(
-            **names, **who, topics=[kind(name=topic, partitions=[part])], max_version=OFFSET_VERSION
-        )
-        await self._request(
-            request, lambda response: response.topics[0].partitions[0].error_code, to_commit.coordinator
-        )
+
+        async def add(offset: OffsetAndMetadata) -> OffsetAndMetadata:
+            part = kind.TxnOffsetCommitRequestPartition(
+                partition_index=partition,
+                committed_offset=offset.offset,
+                committed_leader_epoch=-1 if offset.leader_epoch is None else offset.leader_epoch,
+                committed_metadata=offset.metadata,
+            )
+            request = TxnOffsetCommitRequest(
+                **names, **who, topics=[kind(name=topic, partitions=[part])], max_version=OFFSET_VERSION
+            )
+            await self._request(
+                request, lambda response: response.topics[0].partitions[0].error_code, to_commit.coordinator
+            )
+            return offset
+
+        try:
+            stored = await add(offset)
+        except BrokerError as error:
+            if error.code != ErrorCode.OFFSET_METADATA_TOO_LARGE or not offset.metadata:
+                raise
+            what = f"the metadata of {topic}:{partition} is too large ({len(offset.metadata)} characters)"
+            log.warning("group %s: %s, committing without it", to_commit.group, what)
+            stored = await add(OffsetAndMetadata(offset.offset, "", offset.leader_epoch))
         refusal = to_commit.refusal()
         if refusal is not None:
             raise refusal
+        return stored
 
     async def _abort(self, identity: tuple[int, int]) -> None:
         if self.in_doubt:

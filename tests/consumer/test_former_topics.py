@@ -114,6 +114,22 @@ async def test_a_topic_created_again_under_a_member_is_read_from_its_beginning(
         assert (await consumer.committed(setting.partitions[0])).offset == 80
 
 
+@pytest.mark.parametrize("setting", ["1.1.1"], indirect=True)
+async def test_a_topic_created_again_at_once_is_read_from_its_beginning(setting: Service) -> None:
+    """The request that waits at the broker meanwhile gets records of the new topic, and no error."""
+    await setting.produce(0, 50)
+    async with setting.consumer(auto_commit_interval_s=0.2, **shares_zookeeper(setting.cluster)) as consumer:
+        assert await read(consumer, 50) == list(range(50))
+        for start in range(1000, 7000, 1000):
+            await consumer.commit()
+            await asyncio.to_thread(setting.cluster.delete_topic, setting.topic)
+            await asyncio.to_thread(setting.cluster.create_topic, setting.topic, 1)
+            await setting.produce(start, start + 80)
+            values: set[int] = set()
+            while not values.issuperset(range(start, start + 80)):
+                values.update(await read(consumer, 1))
+
+
 @pytest.mark.parametrize(("setting", "storage"), [("0.9.0.1", "both"), ("1.1.1", "zookeeper")], indirect=["setting"])
 async def test_an_offset_in_zookeeper_of_a_former_topic_does_not_count(setting: Service, storage: str) -> None:
     def consumer() -> Consumer:

@@ -839,3 +839,45 @@ async def test_the_records_in_hand_are_not_confirmed_inside_the_block(two: Two, 
         assert record.offset == 0, "it is read again"
         await in_transaction(producer, consumer, (two.out, b"again"))
     assert await two.results() == [b"again"]
+
+
+async def test_an_offset_below_0_is_refused_before_anything_is_sent(two: Two) -> None:
+    async with two.owner() as (_, consumer):
+        with pytest.raises(ConfigError, match="offset -5 cannot be committed"):
+            await consumer.commit({(two.source, 0): -5})
+        assert await consumer.committed((two.source, 0)) is None
+
+
+async def test_a_seek_to_the_committed_offset_waits_for_the_transaction_that_is_under_way(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await two.fill(3)
+    async with two.owner() as (producer, consumer):
+        await batch_of(consumer)
+        async with held_requests(monkeypatch, "EndTxn") as (waits, goes_on):
+            first = asyncio.ensure_future(in_transaction(producer, consumer, (two.out, b"first")))
+            await waits.wait()
+            sought = asyncio.ensure_future(consumer.seek_to_committed((two.source, 0)))
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(sought), 1.0)
+            goes_on.set()
+            await first
+            assert await sought == {TopicPartition(two.source, 0): 3}
+        assert await consumer.getone(0.5) is None
+    assert await two.results() == [b"first"]
+
+
+async def test_metadata_that_is_too_large_is_left_out_of_a_transaction(
+    cluster_factory: Any, topic_factory: TopicFactory, group: str
+) -> None:
+    cluster = cluster_factory(kafka="3.9.1", broker_config={**LATE, "offset.metadata.max.bytes": 20})
+    here = Two(cluster, *(topic_factory(PARTITIONS, cluster=cluster) for _ in range(2)), group)
+    await here.fill(3)
+    async with here.owner() as (producer, consumer):
+        await batch_of(consumer)
+        await in_transaction(producer, consumer, (here.out, b"first"))
+        await here.fill(1)
+        await batch_of(consumer)
+        await in_transaction(producer, consumer, (here.out, b"second"))
+        assert (await consumer.committed((here.source, 0))).offset == 4
+    assert await here.results() == [b"first", b"second"]

@@ -22,7 +22,7 @@ from allocator.core.errors import AllocatorError, CommitFailed, Fenced, IllegalS
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
 from allocator.core.offsets.idle import IdleOffsets
-from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice
+from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice, check_offsets
 from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.core.subscription.loss import Committed, as_written
 from allocator.core.subscription.partition import TopicPartitionState
@@ -151,12 +151,18 @@ class Commits:
         if offsets is None:
             return {}
         wanted = set(partitions)
-        found = await offsets.fetch(wanted, require_stable=self._stable and self._client.broker_version >= (2, 5))
+        found = await self.fetch(wanted)
         rest = wanted - set(found)
         if rest and self._old_offsets and offsets.storage == "kafka":
             old = await fetch_old_offsets(self._client, offsets.group, rest, offsets.coordinator)
             found = {**await offsets.current(old), **found}
         return found
+
+    async def fetch(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Returns the offsets that the group has committed, after open transactions if it reads or commits in them.
+        Raises IllegalState without a group."""
+        stable = (self._stable or self.transact is not None) and self._client.broker_version >= (2, 5)
+        return await self.offsets.fetch(partitions, require_stable=stable)
 
     # -- committing ----------------------------------------------------------------------------------------------
 
@@ -342,8 +348,9 @@ class Commits:
                     wait_s = backoff.next()
 
     def _to_send(self, offsets: Offsets) -> Offsets:
-        """Raises NotOwned, or CommitFailed if the lease is not valid."""
+        """Raises NotOwned, ConfigError for an offset below 0, or CommitFailed if the lease is not valid."""
         self._must_own(offsets)
+        check_offsets(offsets)
         self._must_act()
         return self.metadata.added(offsets)
 

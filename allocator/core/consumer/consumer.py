@@ -319,7 +319,7 @@ class ConsumerBase:
         The metadata is the user's, "" if there is none. The leader epoch is -1 if it is unknown.
         """
         partition = as_partition(partition)
-        found = (await self._member.commits.offsets.fetch([partition])).get(partition)
+        found = (await self._member.commits.fetch([partition])).get(partition)
         return None if found is None else as_written(found)
 
     async def position(self, partition: PartitionLike) -> int:
@@ -369,7 +369,7 @@ class ConsumerBase:
         member owns no partition, IllegalState without a group, and NoOffsetsError.
         """
         chosen = self._owned(partitions)
-        found = await self._member.commits.offsets.fetch(chosen)
+        found = await self._member.commits.fetch(chosen)
         for partition, offset in found.items():
             self.seek(partition, as_written(offset))
         return {partition: found[partition].offset if partition in found else None for partition in chosen}

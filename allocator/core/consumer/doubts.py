@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from functools import partial
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import DEBUGGING, LATEST, list_offsets
@@ -28,12 +29,12 @@ TIMEOUT_S = 5.0  # of a request for the ends of doubted logs. Higher: a slow bro
 class Doubts:
     """Decides for partitions that are in doubt (`TopicPartitionState.in_doubt`) whether their log is another one.
 
-    A partition is in doubt once metadata lacks its topic, which brokers that have just started lack too, and after a
-    while in which nothing was fetched. Until it is decided, nothing of it is delivered or committed. A topic is another
-    one if its id has changed (Kafka 2.8 and newer). Without ids its znode tells, in case the group's ZooKeeper is that
-    of the brokers. Otherwise it is another one if a log ends before the position, or if the coordinator has none of its
-    committed offsets any more, because coordinators delete the offsets of deleted topics (0.10.2 and newer,
-    KAFKA-2000). A coordinator that was away at the deletion keeps them.
+    A partition is in doubt once metadata lacks its topic, which brokers that have just started lack too, after a while
+    in which nothing was fetched, and when the znode of its topic changes. Until it is decided, nothing of it is
+    delivered or committed. A topic is another one if its id has changed (Kafka 2.8 and newer). Without ids its znode
+    tells, in case the group's ZooKeeper is that of the brokers. Otherwise it is another one if a log ends before the
+    position, or if the coordinator has none of its committed offsets any more, because coordinators delete the offsets
+    of deleted topics (0.10.2 and newer, KAFKA-2000). A coordinator that was away at the deletion keeps them.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class Doubts:
         self.membership: Membership
         # topic -> the zxid that created the topic whose records are read
         self._created: dict[str, int] = {}
+        # topic -> the member (the session) that watches its znode
+        self._watching: dict[str, str] = {}
         self._theirs: set[str | None] = set()  # ids of clusters that keep their topics in this member's ensemble
         # tenures in doubt whose log ended before the position. Its end may pass the position before the coordinator
         # responds
@@ -90,6 +93,13 @@ class Doubts:
             for tp, tenure in self._state.assignment.items():
                 if tp.topic in gone and tenure.topic_id is None:
                     tenure.doubt_log()
+        self.wake()
+
+    def _znode_changed(self, topic: str) -> None:
+        self._watching.pop(topic, None)
+        for tp, tenure in self._state.assignment.items():
+            if tp.topic == topic and tenure.topic_id is None:
+                tenure.doubt_log()
         self.wake()
 
     def wake(self) -> None:
@@ -165,7 +175,16 @@ class Doubts:
         wanted = {topic for topic in topics if self._client.topic_id(topic) is None}
         try:
             records = await self._records() if wanted else None
-            return {} if records is None else await records.created_at(wanted)
+            if records is None:
+                return {}
+            member = self.membership.member_id
+            new = {topic for topic in wanted if self._watching.get(topic) != member}
+            self._watching.update(dict.fromkeys(new, member))
+            return await records.created_at(
+                {topic: partial(self._znode_changed, topic) if topic in new else None for topic in wanted}
+            )
         except AllocatorError as error:
+            for topic in wanted:
+                self._watching.pop(topic, None)
             log.debug("cannot read when %d topics were created: %s", len(wanted), error)
             return {}

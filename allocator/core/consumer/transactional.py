@@ -86,11 +86,12 @@ class TransactionalCommits:
         self,
         tenure: TopicPartitionState,
         chosen: Chosen,
-        send: Callable[[OffsetAndMetadata, Refusal], Awaitable[None]],
+        send: Callable[[OffsetAndMetadata, Refusal], Awaitable[Optional[OffsetAndMetadata]]],
     ) -> Seen:
         """Notes the offset as committed when `send` returns, and returns it.
 
-        `send` gets the offset with its metadata, and a check that returns why it may not be committed (any more).
+        `send` gets the offset with its metadata, and a check that returns why it may not be committed (any more). It
+        returns what is stored, perhaps without the metadata.
         """
         partition, (offset, call) = tenure.partition, chosen
         to_send = self._commits.metadata.added({partition: offset})[partition]
@@ -105,6 +106,8 @@ class TransactionalCommits:
             return Fenced(f"{partition.topic}:{partition.partition}: nothing is committed: {why}", retriable=True)
 
         text = self._commits.offsets.text(to_send.metadata or "")
-        await send(to_send._replace(metadata=text), refusal)
+        stored = await send(to_send._replace(metadata=text), refusal)
+        if stored is None or not stored.metadata:
+            to_send = OffsetAndMetadata(to_send.offset, "", to_send.leader_epoch)
         call.stored({partition: to_send})
         return Seen.of(to_send)

@@ -81,8 +81,9 @@ class TopicRecords(Protocol):
     async def is_of(self, cluster_id: str | None, brokers: Mapping[int, tuple[str, int]]) -> bool:
         """Returns whether the service records the topics of this cluster. `brokers`: node id -> host and port."""
 
-    async def created_at(self, topics: Iterable[str]) -> dict[str, int]:
-        """Returns topic -> a number that each creation of a topic increases. Leaves out unknown topics."""
+    async def created_at(self, topics: Mapping[str, Callable[[], None] | None]) -> dict[str, int]:
+        """Returns topic -> a number that each creation of a topic increases. Leaves out unknown topics. The values of
+        `topics` are called once that may have changed."""
 
     async def outdated(self, group: str, partitions: Iterable[TopicPartition]) -> Partitions:
         """Returns those whose offsets in this service were written before their topic was created."""

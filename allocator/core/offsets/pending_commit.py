@@ -43,11 +43,21 @@ class Terms(NamedTuple):
 TERMS: Final = Terms()
 
 
+def check_offsets(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    """Raises ConfigError for an offset below 0, because brokers would store it."""
+    for tp, (offset, _, _) in offsets.items():
+        if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 2**63:
+            raise ConfigError(
+                f"{tp.topic}:{tp.partition}: offset {offset!r} cannot be committed; give the offset of the next record "
+                "to read, 0 or more. To delete a committed offset, stop the group and use Kafka's DeleteOffsets"
+            )
+
+
 class PendingCommit:
     """The state of one `commit` call: the offsets that are `left` to commit, and those that `failed`.
 
     `offsets` is a mapping, or a `Choice`. A choice gives way to the mappings that wait for the same request. Raises
-    ConfigError for an offset below 0, because brokers would store it.
+    ConfigError as `check_offsets` does.
     """
 
     def __init__(self, offsets: ToCommit, terms: Terms = TERMS) -> None:
@@ -57,13 +67,7 @@ class PendingCommit:
         self.choice = offsets if callable(offsets) else None
         if not callable(offsets):
             self.left.update(offsets)
-            for tp, (offset, _, _) in offsets.items():
-                if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 2**63:
-                    raise ConfigError(
-                        f"{tp.topic}:{tp.partition}: offset {offset!r} cannot be committed; give the offset of the "
-                        "next record to read, 0 or more. To delete a committed offset, stop the group and use Kafka's "
-                        "DeleteOffsets"
-                    )
+            check_offsets(offsets)
         self._confirmed: set[TopicPartition] = set()
         self._plain: set[TopicPartition] = set()
         self.unknown: dict[TopicPartition, int] = {}  # partition -> number of UNKNOWN_SERVER_ERRORs

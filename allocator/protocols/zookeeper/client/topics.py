@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from allocator.core.text import parse_json
@@ -43,17 +43,17 @@ class TopicZnodes:
             return {}
         return found if isinstance(found, dict) else {}
 
-    async def created_at(self, topics: Iterable[str]) -> dict[str, int]:
-        """Returns topic -> id of the transaction that created its znode. Leaves out topics without one."""
-        names = list(topics)
-        found = await asyncio.gather(*(self._zk.exists(TOPIC.format(name)) for name in names))
-        return {name: stat.created_zxid for name, stat in zip(names, found) if stat is not None}
+    async def created_at(self, topics: Mapping[str, Callable[[], None] | None]) -> dict[str, int]:
+        """Returns topic -> id of the transaction that created its znode. Leaves out topics without one. The values of
+        `topics` are called once the znode is created, changed or deleted."""
+        found = await asyncio.gather(*(self._zk.exists(TOPIC.format(name), watch) for name, watch in topics.items()))
+        return {name: stat.created_zxid for name, stat in zip(topics, found) if stat is not None}
 
     async def outdated(self, group: str, partitions: Iterable[TopicPartition]) -> Partitions:
         """Returns the partitions whose offsets in this ensemble belong to a former topic of the same name: they were
         written before their topic was created."""
         wanted = list(partitions)
-        created = await self.created_at({tp.topic for tp in wanted})
+        created = await self.created_at({tp.topic: None for tp in wanted})
         known = [tp for tp in wanted if tp.topic in created]
         found = await asyncio.gather(*(self._zk.exists(OFFSET.format(group, *tp)) for tp in known))
         return frozenset(tp for tp, at in zip(known, found) if at is not None and at.zxid < created[tp.topic])

@@ -19,10 +19,11 @@ from allocator import (
     TopicPartition,
 )
 from allocator.core.client.client import KafkaClient
+from tests.client.fake_broker import find
 from tests.groups.fake_group import GroupBroker
 from tests.offsets.offset_responses import commit_response, fetch_response, requested
 
-COMMIT, FETCH, FIND, JOIN, HEARTBEAT, LEAVE, SYNC = 8, 9, 10, 11, 12, 13, 14
+COMMIT, FETCH, FIND, JOIN, HEARTBEAT, LEAVE, SYNC, API_VERSIONS = 8, 9, 10, 11, 12, 13, 14, 18
 
 FAST = {
     "session_timeout_s": 30.0,
@@ -66,6 +67,12 @@ class GroupServer(GroupBroker):
             TopicPartition(*partition): OffsetAndMetadata(offset, "", -1) for partition, offset in self.stored.items()
         }
         return fetch_response(request, requested(request), stored, lambda _: code)
+
+
+async def served(broker: GroupServer) -> None:
+    """Returns once a client that connects only now is served: what a member does at once, it has done before."""
+    async with KafkaClient(broker.address) as client:
+        await client.send(1, find())
 
 
 async def forever(_: Any = None) -> None:

@@ -16,8 +16,20 @@ from allocator import ConsumerGroup, Generation, GenerationEnded, GroupClosed, T
 from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, CommitFailed, ConfigError, NotOwned
 from allocator.protocols.kafka_classic.consumer_protocol import Subscription
 from allocator.testing import wait_until_async
-from tests.client.fake_broker import SILENT, FakeBroker
-from tests.consumer.group_bench import COMMIT, FETCH, HEARTBEAT, JOIN, LEAVE, SYNC, GroupServer, Stubborn, forever
+from tests.client.fake_broker import HANG_UP, SILENT, FakeBroker
+from tests.consumer.group_bench import (
+    API_VERSIONS,
+    COMMIT,
+    FETCH,
+    HEARTBEAT,
+    JOIN,
+    LEAVE,
+    SYNC,
+    GroupServer,
+    Stubborn,
+    forever,
+    served,
+)
 
 pytestmark = pytest.mark.deadline(90)
 
@@ -44,11 +56,13 @@ async def seen(broker: GroupServer, key: int, count: int) -> None:
 
 async def test_the_first_next_joins_and_a_generation_has_its_committed_offsets() -> None:
     async with GroupServer() as broker:
+        await served(broker)
+        connections = broker.connections
         broker.topics["u"] = [1]
         broker.stored = {("t", 0): 40, ("t", 2): 0}
         group = broker.group(topics=["missing", "u", "t"], start_offset="latest")
-        await asyncio.sleep(0.02)
-        assert broker.connections == 0
+        await served(broker)
+        assert broker.connections == 2 * connections, "the constructor connects"
         generation = await group.next()
         assert generation.assignments == {"missing": (), "u": ((0, -1),), "t": ((0, 40), (1, -1), (2, 0))}
         assert list(generation.assignments) == ["missing", "u", "t"]
@@ -98,11 +112,10 @@ async def test_one_generation_goes_to_one_caller_and_a_cancelled_caller_takes_no
         callers[0].cancel()
         broker.gates[SYNC].set()
         done, waiting = await asyncio.wait(callers[1:], return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.sleep(0.05)
-        assert (len(done), len(waiting)) == (1, 1)
-        (first,) = done
+        (first,), (second,) = done, waiting
+        await seen(broker, HEARTBEAT, len(broker.requests(HEARTBEAT)) + 3)
+        assert not second.done()
         first.result().start(asyncio.sleep(0))
-        (second,) = waiting
         assert (await second).id == first.result().id + 1
 
 
@@ -154,7 +167,7 @@ async def test_a_generation_that_ends_before_delivery_is_replaced() -> None:
         broker.codes[HEARTBEAT] = [REBALANCE]
         await seen(broker, SYNC, 2)
         waiting = asyncio.ensure_future(group.next())
-        await asyncio.sleep(0.05)
+        await served(broker)
         assert not waiting.done()
         broker.gates[SYNC].set()
         generation = await waiting
@@ -169,7 +182,7 @@ async def test_no_join_is_sent_while_a_function_runs_also_without_partitions(top
         generation.start(stubborn())
         broker.codes[HEARTBEAT] = [code]
         await generation.wait()
-        await asyncio.sleep(0.1)
+        await served(broker)
         assert len(broker.requests(JOIN)) == 2
         stubborn.may_go.set()
         assert (await group.next()).member_id == ("member-1" if code == REBALANCE else "member-2")
@@ -257,10 +270,15 @@ async def test_a_function_started_after_the_end_is_cancelled() -> None:
 @pytest.mark.parametrize(("key", "code"), [(JOIN, NOT_AUTHORISED), (SYNC, NOT_AUTHORISED), (JOIN, 26), (FETCH, 30)])
 async def test_a_rejection_is_raised_before_the_member_tries_again(key: int, code: int) -> None:
     async with GroupServer() as broker, broker.group(join_backoff_s=0.05) as group:
-        broker.codes[key] = [0, code] if key == JOIN else [code]  # the first join takes a member id
+        codes = [0, code] if key == JOIN else [code]  # the first join takes a member id
+        broker.codes[key] = [*codes]
         await seen(broker, LEAVE, 1)
         joins = len(broker.requests(JOIN))
-        await asyncio.sleep(0.2)
+        async with GroupServer() as other, other.group(join_backoff_s=0.05) as prompt:  # its error is received at once
+            other.codes[key] = [*codes]
+            with pytest.raises(AllocatorError):
+                await prompt.next()
+            await prompt.next()  # after a pause that began later
         assert len(broker.requests(JOIN)) == joins
         assert len(broker.requests(LEAVE)) == 1
         with pytest.raises(AllocatorError, match="g"):
@@ -314,7 +332,7 @@ async def test_closing_ends_the_generation_commits_leaves_and_wakes_every_caller
 
         generation.start(stubborn())
         waiting = [asyncio.ensure_future(group.next()) for _ in range(3)]
-        await asyncio.sleep(0.02)
+        await served(broker)
         closes = [asyncio.ensure_future(group.close()) for _ in range(2)]
         errors = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(error) for error in errors] == [GroupClosed] * 3
@@ -348,10 +366,11 @@ async def test_closing_interrupts_the_pause_and_the_search_for_brokers() -> None
         (await group.next()).start(_fail())
         with pytest.raises(ZeroDivisionError):
             await group.next()
-        await asyncio.sleep(0.02)
+        await served(broker)
         await group.close()
-    async with ConsumerGroup(broker.config(connect_timeout_s=1000)):
-        await asyncio.sleep(0.05)
+    useless = FakeBroker({API_VERSIONS: lambda _: HANG_UP})
+    async with useless, ConsumerGroup(broker.config(brokers=useless.address, connect_timeout_s=1000)):
+        await wait_until_async(lambda: useless.connections > 1, 30, "a second attempt")
 
 
 @pytest.mark.parametrize(
@@ -433,7 +452,7 @@ async def test_the_member_joins_again_only_after_its_running_commits() -> None:
         await seen(broker, COMMIT, 1)
         generation.start(asyncio.sleep(0))
         await generation.wait()
-        await asyncio.sleep(0.1)
+        await served(broker)
         assert len(broker.requests(JOIN)) == 2, "the joins of the first generation"
         broker.gates[COMMIT].set()
         await commit

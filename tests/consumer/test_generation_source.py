@@ -19,6 +19,7 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.subscription.commit_text import stamped, topic_of
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument
+from tests.groups.virtual_time import in_virtual_time
 
 pytestmark = pytest.mark.deadline(60)
 
@@ -88,6 +89,7 @@ async def test_an_assignment_with_the_same_partitions_does_not_end_the_generatio
     assert tracker.pending == PendingGeneration(2, "m", parts(0))
 
 
+@in_virtual_time
 async def test_no_generation_starts_while_the_ownership_is_uncertain() -> None:
     tracker = GenerationTracker()
     tracker.settle(PendingGeneration(1, "m", parts(0)))
@@ -98,7 +100,7 @@ async def test_no_generation_starts_while_the_ownership_is_uncertain() -> None:
     tracker.current = None
     assert not tracker.may_begin(found)
     waiting = asyncio.ensure_future(tracker.settled())
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(3600)
     assert not waiting.done()
     tracker.resumed()
     assert await waiting is found
@@ -120,6 +122,7 @@ class Follower(ZooKeeperGenerations):
         )
 
 
+@in_virtual_time
 async def test_a_generation_waits_for_promised_partitions() -> None:
     tracker = GenerationTracker()
     member = Follower(tracker)
@@ -127,20 +130,26 @@ async def test_a_generation_waits_for_promised_partitions() -> None:
     assert tracker.pending is None
     member.reads(parts(0, 1), parts(0, 1), parts(2))
     assert tracker.pending is None
+    await asyncio.sleep(0.1)
     member.reads(parts(0, 1, 2), parts(0, 1, 2))
     assert tracker.pending == PendingGeneration(7, "me", parts(0, 1, 2))
-    await asyncio.sleep(0.25)  # the timeout of the promise has passed, and was reset
+    await tracker.assigned(parts(3))
+    member.reads(parts(0, 1, 2), parts(0, 1, 2), parts(3))
+    await asyncio.sleep(0.15)  # the timeout of the first promise has passed, and was reset
+    assert tracker.pending is None
+    await asyncio.sleep(0.1)
     assert tracker.pending == PendingGeneration(7, "me", parts(0, 1, 2))
 
 
+@in_virtual_time
 async def test_the_wait_for_a_promised_partition_ends_after_the_rebalance_timeout() -> None:
     tracker = GenerationTracker()
     member = Follower(tracker)
     loop = asyncio.get_running_loop()
     began = loop.time()
     waiting = asyncio.ensure_future(tracker.settled())
-    while not waiting.done():
+    while not waiting.done() and loop.time() < began + 60:
         member.reads(parts(0), parts(0), parts(2))  # reading it again does not restart the timeout
         await asyncio.wait({waiting}, timeout=0.05)
     assert waiting.result() == PendingGeneration(7, "me", parts(0))
-    assert loop.time() - began > 0.15
+    assert loop.time() - began == pytest.approx(0.2)

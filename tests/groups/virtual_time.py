@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 current_member: contextvars.ContextVar[str | None] = contextvars.ContextVar("member", default=None)
@@ -108,3 +109,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 self.after_each(member)
 
         return (run,)
+
+
+def run_virtually(main: Coroutine[Any, Any, None], loop: VirtualLoop | None = None) -> None:
+    """Sleeps take no time."""
+    loop = loop or VirtualLoop()
+    try:
+        loop.run_until_complete(main)
+    finally:
+        loop.close()
+
+
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a coroutine test without I/O: a sleep takes no time, and ends only when nothing else can happen before."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        run_virtually(test(*args, **kwargs))
+
+    return run

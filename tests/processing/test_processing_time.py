@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from allocator.handlers.policy import Retries
 from allocator.types import Record
 from tests.consumer.fake_source import Cluster, positions
-from tests.groups.virtual_time import VirtualLoop
+from tests.groups.virtual_time import run_virtually
 from tests.processing import engine
 from tests.processing.engine import PARTITION
 
@@ -27,15 +26,6 @@ async def handled(cluster: Cluster, handle: Any, total: int, batch_size: int = 5
             await asyncio.sleep(0.01)
             assert not it.task.done()
         await it.stop()
-
-
-def run_virtually(main: Coroutine[Any, Any, None], loop: VirtualLoop | None = None) -> None:
-    """Sleeps take no time."""
-    loop = loop or VirtualLoop()
-    try:
-        loop.run_until_complete(main)
-    finally:
-        loop.close()
 
 
 @pytest.mark.parametrize("concurrency", [10, 200, pytest.param(1000, marks=pytest.mark.long)])

@@ -235,7 +235,8 @@ async def test_an_offset_of_the_former_topic_is_not_committed_to_the_next_one(
         else:
             commit = asyncio.ensure_future(consumer.commit({first: 25}))
             commit.add_done_callback(lambda _: done.set_result(commit.exception()))
-        await asyncio.sleep(0.05)
+        await consumer.committed(first)  # the response to a commit would come before
+        assert not done.done()
         decide.set()
         error = await done
         assert isinstance(error, CommitFailed)

@@ -243,7 +243,11 @@ async def test_a_partition_does_not_move_while_a_call_runs_even_after_drain_time
     second = it.run(config, RELEASE_FILE=str(release))
     late = "the handler has not returned within 0.2 s"
     wait_until(lambda: any(late in line["message"] for line in it.logs()), 60, "the time to drain to be over")
-    await asyncio.sleep(1.5)  # to see that nothing happens
+    # a daemon of another group starts, handles all and leaves; the second one would have begun before
+    done = it.directory / "done-by-another"
+    another = it.run(it.config(group={"name": f"{it.group}-another"}), DONE_FILE=str(done))
+    wait_until(lambda: done.exists() and done.read_text().count("\n") == 40, 60, "the other group to handle all")
+    assert stopped(another) == 0
     assert {entry["pid"] for entry in it.done()} == {first.pid}
     release.touch()
     it.wait_done()

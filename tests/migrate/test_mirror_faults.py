@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import subprocess
 import sys
@@ -52,15 +53,37 @@ async def test_a_process_that_is_frozen_and_wakes_up_writes_nothing_behind_its_s
     async def copied() -> int:
         return sum(map(len, (await contents(pair.new, pair.topic)).values()))
 
+    async def copies() -> None:
+        before = await copied()
+        await wait_until_async(lambda: more(copied, before), 60, "records to come over")
+
+    async def at_work() -> int:
+        """Returns how many members share all partitions, 0 unless these are all members."""
+        state = await describe(ensemble, pair.group)
+        owners = {} if state is None else state.owners
+        return len(state.members) if state and len(owners) == 4 and {*owners.values()} == {*state.members} else 0
+
+    async def shared_by(count: int) -> None:
+        async def met() -> bool:
+            return await at_work() == count
+
+        await wait_until_async(met, 60, f"{count} members to share all partitions")
+
     async with mirroring(pair.mirror(throttle_bytes_s=10_000.0)) as first:
         await wait_until_async(lambda: first.records, 60, "it to start")
-    with started(pair.settings, "--throttle", "0.1") as one, started(pair.settings, "--throttle", "0.1") as two:
-        for process in (one, two, one):
-            before = await copied()
-            await wait_until_async(lambda than=before: more(copied, than), 60, "records to come over")
-            process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(10)  # its session ends during the freeze, and the other process takes over
-            process.send_signal(signal.SIGCONT)
+    ensemble = ZooKeeperClient(str(pair.settings.zookeeper))
+    await ensemble.connect()
+    try:
+        with started(pair.settings, "--throttle", "0.1") as one, started(pair.settings, "--throttle", "0.1") as two:
+            for process in (one, two, one):
+                await shared_by(2)
+                await copies()
+                process.send_signal(signal.SIGSTOP)
+                await shared_by(1)  # its session has ended
+                await copies()
+                process.send_signal(signal.SIGCONT)
+    finally:
+        await ensemble.close()
     await pair.catch_up()
     await pair.assert_equal(with_offsets=False)
 
@@ -111,15 +134,20 @@ async def test_the_late_request_of_a_frozen_process_does_not_change_the_map_of_i
     assert (row.after, row.problem) == (130, "")
 
 
-async def test_a_stop_ends_a_mirror_whose_new_cluster_does_not_respond(make_pair: MakePair) -> None:
+async def test_a_stop_ends_a_mirror_whose_new_cluster_does_not_respond(
+    make_pair: MakePair, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "allocator")
     pair = await make_pair("0.9.0.1", "3.9.1")
     mirror = pair.mirror()
     try:
         async with mirroring(mirror):
-            await wait_until_async(lambda: mirror.progress(), 60, "it to start")
-            await asyncio.to_thread(pair.new.brokers[0].pause)
             await pair.fill(10)
-            await asyncio.sleep(2)  # the requests are under way, and no broker responds
+            await wait_until_async(lambda: mirror.records == 10, 60, "it to start")
+            await asyncio.to_thread(pair.new.brokers[0].pause)
+            caplog.clear()
+            await pair.fill(10, "later")
+            await wait_until_async(lambda: "ProduceRequest" in caplog.text, 60, "a request that nobody responds to")
             stopped = time.monotonic()
         assert time.monotonic() - stopped < 90
     finally:

@@ -89,3 +89,15 @@ async def running(
         processor.stop()
         await asyncio.wait({task}, timeout=DEADLINE_S)
         assert task.done()
+
+
+async def another_handles_all() -> None:
+    """Runs another processor from its start to its end: what the first one does at once, it has done before."""
+    cluster, done = Cluster(records=20), []
+
+    async def handle(record: Record) -> None:
+        done.append(record)
+
+    async with running(cluster, handle) as it:
+        await until(lambda: len(done) == 20)
+        await it.stop()

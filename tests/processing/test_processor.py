@@ -36,7 +36,7 @@ from allocator.handlers.processor import Processor
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
 from tests.consumer.fake_source import Cluster, FakeSource, positions
-from tests.processing.engine import DEADLINE_S, PARTITION, Letters, running, until
+from tests.processing.engine import DEADLINE_S, PARTITION, Letters, another_handles_all, running, until
 
 
 class Recorder:
@@ -78,14 +78,6 @@ class Recorder:
     def fail(self, record: Record) -> None:
         if self.errors.get(record.offset):
             raise self.errors[record.offset].pop(0)
-
-
-async def another_handles_all() -> None:
-    """Runs another processor from its start to its end: what the first one does at once, it has done before."""
-    cluster, recorder = Cluster(records=20), Recorder()
-    async with running(cluster, recorder.handle) as it:
-        await until(lambda: len(recorder.done) == 20)
-        await it.stop()
 
 
 # -- order and completeness --------------------------------------------------------------------------------------

@@ -34,10 +34,14 @@ class FakeProxy:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def close(self) -> None:
-        self._server.close()
+    def cut(self) -> None:
+        """Closes all connections."""
         for task in self._tasks:
             task.cancel()
+
+    async def close(self) -> None:
+        self._server.close()
+        self.cut()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -129,10 +129,13 @@ class Member:
         self.processing: Optional[asyncio.Task[None]] = None
         self.paused: set[TopicPartition] = set()
         self._queue: asyncio.Queue[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]]] = asyncio.Queue()
-        self.reader = asyncio.ensure_future(self._reads())
+        self.begin_reading()
 
     def __repr__(self) -> str:
         return f"member {self.number}"
+
+    def begin_reading(self) -> None:
+        self.reader = asyncio.ensure_future(self._reads())
 
     async def _reads(self) -> None:
         """The user's task that reads."""
@@ -634,7 +637,7 @@ class ProgressMachine(RuleBasedStateMachine):
             self.oracle.ends_processing(member)
             member.processing.cancel()
             member.processing = None
-            member.reader = asyncio.ensure_future(member._reads())
+            member.begin_reading()
 
     @event(partition=partitions, part=fractions, seconds=st.sampled_from([QUIET_S, 0.02]))
     def seek(self, partition: TopicPartition, part: float, seconds: float) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from allocator import Consumer, GroupedConsumer
 from allocator.core.consumer import client_of
+from allocator.core.offsets import GroupOffsets
 from allocator.errors import CommitFailed, Fenced
 from allocator.testing import LocalCluster, wait_until_async
 from tests.consumer.real_service import Service, owns, read
@@ -367,7 +368,7 @@ async def test_a_znode_decides_while_the_coordinator_is_away(
             await read_old(setting, consumer)
             await consumer.commit()
             client = client_of(consumer)
-            away = await consumer._member.commits.offsets.find()
+            away = await GroupOffsets(client, group).find()
             (there,) = [tp for tp in setting.partitions if client.leader(tp) != away]
             consumer.pause(*setting.partitions)
             await asyncio.sleep(4 * POLL_S)

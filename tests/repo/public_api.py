@@ -64,7 +64,7 @@ def _lines(name: str, thing: Any) -> Iterator[str]:
         yield f"class {name}{'(' + ', '.join(bases) + ')' if bases else ''}"
         if own and "__init__" in vars(thing) and name not in GIVEN:
             yield f"    {name}{_signature(thing.__init__, bound=True)}"
-        for member in sorted(_members(thing)):
+        for member in sorted(members_of(thing)):
             if not own and callable(getattr(thing, member)):
                 continue
             yield f"    {_member(member, inspect.getattr_static(thing, member, None))}"
@@ -76,7 +76,7 @@ def _lines(name: str, thing: Any) -> Iterator[str]:
         yield name
 
 
-def _members(thing: type[Any]) -> set[str]:
+def members_of(thing: type[Any]) -> set[str]:
     """Public names of a class that are this project's, inherited ones too."""
     if issubclass(thing, MembershipOptions):  # users only pass it on; its methods are for the consumer
         return {field.name for field in dataclasses.fields(thing)}

@@ -48,7 +48,7 @@ def _functions(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
     elif inspect.isclass(thing):
         if "__init__" in vars(thing) and name not in public_api.GIVEN:
             yield name, thing.__init__
-        for member in public_api._members(thing):
+        for member in public_api.members_of(thing):
             found = inspect.getattr_static(thing, member, None)
             found = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
             found = found.fget if isinstance(found, property) else found

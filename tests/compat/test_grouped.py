@@ -15,6 +15,7 @@ from tornado.ioloop import IOLoop
 
 from allocator import GroupedConsumer
 from allocator.core.client.client import KafkaClient
+from allocator.core.consumer import client_of
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
 from allocator.operate import kafka_group
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
@@ -183,14 +184,15 @@ async def test_a_moved_partition_starts_after_commits_that_no_caller_awaits(serv
     await members[0].connect()
     workers = [asyncio.ensure_future(work(members[0]))]
     # late responses, so that commits are in flight while partitions move
-    send = members[0]._member.client.send
+    client = client_of(members[0])
+    send = client.send
 
     async def slow(node_id: int, request: Any, timeout_s: float | None = None) -> Any:
         if request.API_KEY == 8:
             await asyncio.sleep(0.3)
         return await send(node_id, request, timeout_s)
 
-    members[0]._member.client.send = slow  # type: ignore[method-assign]
+    client.send = slow  # type: ignore[method-assign]
     await service.produce(list(range(400)))
     await wait_until_async(lambda: values, 30, "values")
     await members[1].connect()
@@ -214,9 +216,10 @@ async def test_values_of_a_lost_partition_do_not_block_a_move_to_another_cluster
     consumer = service.consumer(autocommit=False)
     await consumer.connect()
     await consume_values(consumer, service.topic, 4)
-    member = consumer._member.membership.member_id
     async with session(service.cluster.zookeeper) as ensemble:
-        await ensemble.delete(f"/allocator/{service.group}/members/{member}")
+        members = f"/allocator/{service.group}/members"
+        (member,) = await ensemble.get_children(members)
+        await ensemble.delete(f"{members}/{member}")
         await wait_until_async(lambda: len(consumer.allocation[service.topic]) == 0, 30, "the loss")
         await wait_until_async(lambda: len(consumer.allocation[service.topic]) == 4, 30, "the partitions again")
         assert not consumer.may_act()

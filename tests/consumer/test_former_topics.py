@@ -51,6 +51,12 @@ def setting(
     return Service(cluster, topic_factory(1, cluster=cluster), group, partitions=1)
 
 
+@pytest.fixture
+def short_absence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that was not read for one poll comes into doubt."""
+    monkeypatch.setattr("allocator.core.fetch.planner.UNSEEN_S", POLL_S)
+
+
 async def recreate(setting: Service) -> None:
     await asyncio.to_thread(setting.cluster.delete_topic, setting.topic)
     await asyncio.sleep(3 * POLL_S)  # a request that waits at the broker meanwhile may notice nothing
@@ -94,9 +100,8 @@ async def resume(consumer: Consumer) -> None:
 )
 @pytest.mark.parametrize("paused", [False, True], ids=["reading", "paused"])
 async def test_a_topic_created_again_under_a_member_is_read_from_its_beginning(
-    setting: Service, options: Options, paused: bool, monkeypatch: pytest.MonkeyPatch
+    setting: Service, options: Options, paused: bool, short_absence: None
 ) -> None:
-    monkeypatch.setattr("allocator.core.fetch.planner.UNSEEN_S", POLL_S)
     await setting.produce(0, 50)
     async with setting.consumer(auto_commit_interval_s=0.2, **options(setting.cluster)) as consumer:
         assert await read(consumer, 50) == list(range(50))
@@ -206,10 +211,9 @@ def pair(
     cluster_factory: Callable[..., LocalCluster],
     topic_factory: Callable[..., str],
     group: str,
-    monkeypatch: pytest.MonkeyPatch,
+    short_absence: None,
 ) -> Service:
     """Two partitions where only the coordinator tells."""
-    monkeypatch.setattr("allocator.core.fetch.planner.UNSEEN_S", POLL_S)
     cluster = cluster_factory(kafka="1.1.1")
     return Service(cluster, topic_factory(2, cluster=cluster), group, partitions=2)
 
@@ -358,9 +362,8 @@ async def test_a_log_that_ended_before_the_position_is_another_one(pair: Service
 
 @pytest.mark.long
 async def test_a_znode_decides_while_the_coordinator_is_away(
-    topic_factory: Callable[..., str], group: str, monkeypatch: pytest.MonkeyPatch
+    topic_factory: Callable[..., str], group: str, short_absence: None
 ) -> None:
-    monkeypatch.setattr("allocator.core.fetch.planner.UNSEEN_S", POLL_S)
     settings = {"offsets.topic.replication.factor": 1, "offsets.topic.num.partitions": 4}
     with LocalCluster("1.1.1", brokers=2, broker_config=settings) as cluster:
         setting = Service(cluster, topic_factory(2, cluster=cluster), group, partitions=2)

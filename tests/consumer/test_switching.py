@@ -11,6 +11,7 @@ import pytest
 
 import allocator
 from allocator import Consumer, GroupedConsumer
+from allocator.core.consumer import client_of
 from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.operate.switching import ChoiceWatcher, SwitchingConsumer
 from allocator.protocols.zookeeper.client.client import SessionState, ZooKeeperClient
@@ -120,13 +121,15 @@ async def test_a_consumer_whose_watcher_loses_its_session_stays_in_the_group(it:
 
     try:
         assert consumer._watcher is not None
-        reads, member = consumer._member, consumer._member.membership.member_id
-        await expire(consumer._watcher._zk)
-        for value in (b"1", b"2"):
-            await it.produce(value)
-            await wait_until_async(consumes, 30, "a value")
-        assert consumer._member is reads
-        assert consumer._member.membership.member_id == member
+        async with session(it.zookeeper) as ensemble:
+            client, members = client_of(consumer), await it.members(ensemble)
+            assert len(members) == 1
+            await expire(consumer._watcher._zk)
+            for value in (b"1", b"2"):
+                await it.produce(value)
+                await wait_until_async(consumes, 30, "a value")
+            assert client_of(consumer) is client
+            assert await it.members(ensemble) == members
     finally:
         await consumer.close()
 

@@ -98,13 +98,14 @@ def test_other_threads_run_while_it_decodes_and_encodes(codec: str) -> None:
     rng = random.Random(2)
     data = batch([R(i, rng.randbytes(1 << 14) + bytes(1 << 14)) for i in range(100)], 0, codec)
     found = _records.scan(data, topic="t", partition=0, start=0)
-    stop = threading.Event()
+    stop, runs = threading.Event(), threading.Event()
     ticks = 0
 
     def count() -> None:
         nonlocal ticks
         while not stop.is_set():
             ticks += 1
+            runs.set()
             time.sleep(0)  # releases the lock
 
     def lets_others_run(call: Callable[[], object]) -> bool:
@@ -118,8 +119,7 @@ def test_other_threads_run_while_it_decodes_and_encodes(codec: str) -> None:
     thread = threading.Thread(target=count)
     thread.start()
     try:
-        while not ticks:
-            time.sleep(0.001)
+        assert runs.wait(20)
         assert lets_others_run(lambda: _records.scan(data, topic="t", partition=0, start=0))
         if codec != "none":
             assert lets_others_run(lambda: codecs.decompress(found.segments[0].codec, data[61:]))

@@ -42,15 +42,23 @@ async def test_a_loop_that_is_blocked_for_less_time_is_not_reported() -> None:
 
 
 FROZEN = """
-import asyncio, sys
+import asyncio, sys, threading
 from allocator.protocols.zookeeper.session import Watchdog
+
+async def starve():
+    bites = threading.Event()
+    dog = asyncio.create_task(Watchdog(1.0, bites.set).watch())
+    await asyncio.sleep(0)
+    assert bites.wait(30)
+    dog.cancel()
 
 async def main():
     dog = asyncio.create_task(Watchdog(1.0, lambda: print("fired", flush=True)).watch())
     await asyncio.sleep(0)
     print("runs", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
-    await asyncio.sleep(1.0)
+    # another watchdog, whose loop stands still, begins now and bites; this one would have bitten before
+    await asyncio.to_thread(asyncio.run, starve())
 
 asyncio.run(main())
 """

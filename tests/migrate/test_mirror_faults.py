@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from allocator.core.client import KafkaClient, ends_of_epochs
+from allocator.core.client import KafkaClient, ends_of_epochs, list_offsets
 from allocator.errors import BrokerError
 from allocator.migrate.offset_map import map_topic
 from allocator.migrate.offsets import copy_offsets
@@ -24,6 +24,8 @@ from allocator.migrate.storage import OffsetStore
 from allocator.operate import describe
 from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.testing import wait_until_async
+from allocator.types import TopicPartition
+from tests.groups.zookeeper_sessions import session
 from tests.migrate.mirroring import commit, contents, killed, mirroring, more, started
 
 pytestmark = [pytest.mark.deadline(240), pytest.mark.long]
@@ -48,10 +50,11 @@ async def test_a_new_broker_that_is_killed_and_restarted_gets_each_record_once(m
 async def test_a_process_that_is_frozen_and_wakes_up_writes_nothing_behind_its_successor(make_pair: MakePair) -> None:
     """Records that were in a socket when it froze may be written twice. It may not send further ones."""
     pair = await make_pair("2.8.2", "3.9.1", 4)
-    await pair.fill(COUNT, "value" + 200 * "x", partition=None, batch_records=20)
+    await pair.fill(COUNT, "value" + 400 * "x", partition=None, batch_records=20)
 
     async def copied() -> int:
-        return sum(map(len, (await contents(pair.new, pair.topic)).values()))
+        ends = await list_offsets(new, dict.fromkeys((TopicPartition(pair.topic, n) for n in range(4)), "latest"))
+        return sum(end.offset for end in ends.values() if end is not None)
 
     async def copies() -> None:
         before = await copied()
@@ -71,10 +74,9 @@ async def test_a_process_that_is_frozen_and_wakes_up_writes_nothing_behind_its_s
 
     async with mirroring(pair.mirror(throttle_bytes_s=10_000.0)) as first:
         await wait_until_async(lambda: first.records, 60, "it to start")
-    ensemble = ZooKeeperClient(str(pair.settings.zookeeper))
-    await ensemble.connect()
-    try:
-        with started(pair.settings, "--throttle", "0.1") as one, started(pair.settings, "--throttle", "0.1") as two:
+    slow = "--throttle", "0.05"  # so that there are records to copy until the end
+    async with session(str(pair.settings.zookeeper)) as ensemble, KafkaClient(pair.new.bootstrap) as new:
+        with started(pair.settings, *slow) as one, started(pair.settings, *slow) as two:
             for process in (one, two, one):
                 await shared_by(2)
                 await copies()
@@ -82,8 +84,6 @@ async def test_a_process_that_is_frozen_and_wakes_up_writes_nothing_behind_its_s
                 await shared_by(1)  # its session has ended
                 await copies()
                 process.send_signal(signal.SIGCONT)
-    finally:
-        await ensemble.close()
     await pair.catch_up()
     await pair.assert_equal(with_offsets=False)
 

@@ -60,28 +60,27 @@ async def test_a_process_that_is_frozen_and_wakes_up_writes_nothing_behind_its_s
         before = await copied()
         await wait_until_async(lambda: more(copied, before), 60, "records to come over")
 
-    async def at_work() -> int:
-        """Returns how many members share all partitions, 0 unless these are all members."""
-        state = await describe(ensemble, pair.group)
-        owners = {} if state is None else state.owners
-        return len(state.members) if state and len(owners) == 4 and {*owners.values()} == {*state.members} else 0
+    async def shared_by(*processes: Any) -> None:
+        """Waits until these are the members, and each owns partitions."""
 
-    async def shared_by(count: int) -> None:
         async def met() -> bool:
-            return await at_work() == count
+            state = await describe(ensemble, pair.group)
+            if state is None or len(state.owners) < 4 or {*state.owners.values()} != {*state.members}:
+                return False
+            return {member.pid for member in state.members.values()} == {process.pid for process in processes}
 
-        await wait_until_async(met, 60, f"{count} members to share all partitions")
+        await wait_until_async(met, 60, f"{len(processes)} members to share all partitions")
 
     async with mirroring(pair.mirror(throttle_bytes_s=10_000.0)) as first:
         await wait_until_async(lambda: first.records, 60, "it to start")
     slow = "--throttle", "0.05"  # so that there are records to copy until the end
     async with session(str(pair.settings.zookeeper)) as ensemble, KafkaClient(pair.new.bootstrap) as new:
         with started(pair.settings, *slow) as one, started(pair.settings, *slow) as two:
-            for process in (one, two, one):
-                await shared_by(2)
+            for process, other in ((one, two), (two, one), (one, two)):
+                await shared_by(one, two)
                 await copies()
                 process.send_signal(signal.SIGSTOP)
-                await shared_by(1)  # its session has ended
+                await shared_by(other)  # its session has ended
                 await copies()
                 process.send_signal(signal.SIGCONT)
     await pair.catch_up()

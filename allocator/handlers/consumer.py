@@ -34,8 +34,8 @@ class Consumer(ConsumerBase):
     You may also subscribe to topics later, with `subscribe`. Reading before that raises IllegalState.
 
     The consumer raises an error of one partition, such as OffsetOutOfRange or CorruptRecordError, after the records
-    before it. Later calls raise it again, at most every 0.1 s, until its cause ends or you seek. Calls in between read
-    the other partitions.
+    before it. Later calls raise it again, at most every 0.1 s, until its cause ends, or if records are missing, too
+    large or corrupt three times in a row, until you seek. Calls in between read the other partitions.
 
     A partition moves only after the reader has finished the batch of that partition. So a slow reader delays the move
     of one partition, and of no other.

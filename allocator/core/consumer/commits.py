@@ -120,14 +120,14 @@ class Commits:
     def leave_fresh(self, tasks: BackgroundTasks) -> None:
         """Starts to commit idle offsets again while the member leaves, so that they do not expire if every process of
         the group is short-lived. A release waits for it."""
-        if self._idle is not None and self.offsets.may_expire:
-            old = self._idle.not_ours()
-            if old:
-                self._refreshing = tasks.start(self._refresh(self._idle, old), "idle offsets of the leaving member")
+        idle = self._idle
 
-    async def _refresh(self, idle: IdleOffsets, partitions: Set[TopicPartition]) -> None:
-        with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
-            await within(idle.commit_again(partitions), FRESH_WITHIN_S)
+        async def refresh(idle: IdleOffsets, old: Set[TopicPartition]) -> None:
+            with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
+                await within(idle.commit_again(old), FRESH_WITHIN_S)
+
+        if idle is not None and self.offsets.may_expire and (old := idle.not_ours()):
+            self._refreshing = tasks.start(refresh(idle, old), "idle offsets of the leaving member")
 
     @property
     def membership(self) -> Membership:

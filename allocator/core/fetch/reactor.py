@@ -80,6 +80,8 @@ def effects_of(
     if reaction is Reaction.RESET:
         return Effects(stop=OutOfRange(wanted.offset))
     error = error_of(part.code, buffer.tp, wanted.offset)
+    if isinstance(error, CorruptRecordError):
+        return _effects_of_corrupt(error, buffer)
     return Effects(refusal=error) if reaction is Reaction.RAISE else Effects(stop=Failure(error))
 
 

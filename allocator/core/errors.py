@@ -271,6 +271,7 @@ class CorruptRecordError(_AtOffset):
     def __init__(self, topic: str, partition: int, offset: int, why: str, *, next_offset: int | None = None) -> None:
         past = "past it" if next_offset is None else f"to {next_offset}"
         super().__init__(topic, partition, offset, f"{why}; seek {past} to continue, or compare with another replica")
+        self.why = why
         self.next_offset = next_offset
 
 

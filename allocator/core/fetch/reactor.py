@@ -105,7 +105,11 @@ def _effects_of_records(
     if chunk is not None:
         return Effects(True, chunk)  # if the records behind it are corrupt, the next request begins with them
     why = "the broker sent only records from before this offset"
-    return _effects_of_corrupt(found.error or CorruptRecordError(tp.topic, tp.partition, offset, why), buffer)
+    error = found.error or CorruptRecordError(tp.topic, tp.partition, offset, why)
+    if error.next_offset is not None and error.next_offset > part.high_watermark:
+        # it is from the header of the batch, which may be what is corrupt
+        error = CorruptRecordError(tp.topic, tp.partition, error.offset, error.why)
+    return _effects_of_corrupt(error, buffer)
 
 
 def _effects_of_corrupt(error: AllocatorError, buffer: PartitionBuffer) -> Effects:

@@ -72,7 +72,7 @@ def _state(
     if KINDS[command.kind].acts == "leader" and command.kind not in leader.commands:
         return "pending", "the version of the leader does not know this kind of command"
     if command.results:  # an owner reported why it cannot execute the command
-        return "not kept", "; ".join(sorted({result.what for result in command.results}))
+        return "not kept", "; ".join(sorted({each.what.removeprefix("not kept: ") for each in command.results}))
     if known is not None and (missing := command.partitions - known):
         return "waiting", f"the group has no partition {partition_names(missing)}"
     return "given", ""

@@ -197,6 +197,19 @@ async def test_a_member_whose_claim_another_client_changes_joins_again(bench: On
     assert bench.history.overlaps() == []
 
 
+async def test_the_claim_of_another_member_is_no_release(bench: OneGroup) -> None:
+    async with bench.members("a", "b") as (a, b), bench.store() as store:
+        a.owner.may_drain.clear()
+        async with bench.member("c") as c:
+            await wait_until_async(lambda: a.owner.draining.is_set() and c.owned, 30, "b to release, and a to begin")
+            of_b = (await store.zk.get(bench.paths.claim(b.membership.member_id)))[0]
+            await store.zk.set(bench.paths.claim(a.membership.member_id), of_b)
+            await wait_until_async(lambda: a.owner.lost_partitions, 30, "a to notice")
+            a.owner.may_drain.set()
+            await bench.settle(a, b, c)
+    assert bench.history.overlaps() == []
+
+
 async def until_a_claim_waits(bench: OneGroup, member: TestMember, store: Store) -> None:
     """Assigns further partitions to a member that does not claim them before `may_return` is set."""
     owned, count = member.owned, bench.topics.counts["t"]

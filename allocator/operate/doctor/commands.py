@@ -39,8 +39,8 @@ def command_findings(report: GroupReport) -> Iterator[Finding]:
                 Severity.WARNING,
                 f"{_called(each)} is not kept: {plain(each.why)}",
                 (each.command.id,),
-                "The group continues without the command, so partitions are not where the operator wanted them.",
-                "Start the member or correct the name in the command, or withdraw it.",
+                "The group continues without the command, so it is not in the state that the operator wanted.",
+                "Start the member, correct the command or what the reason names, or withdraw the command.",
                 ShellCommand.of("allocator group commands", group, remove=each.command.id),
             )
         elif each.state == "pending":

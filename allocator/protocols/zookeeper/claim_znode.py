@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 from allocator.documents import SMALL_PARTITIONS
 from allocator.protocols.zookeeper.client.client import BadVersion, NoZnode, Op, ZooKeeperClient
@@ -28,13 +29,13 @@ class ClaimZnode:
         """The id of the last write; None before the first one, and while the result of one is unknown."""
 
     async def create(self) -> None:
-        await self._znodes.create({self._paths.claim(self._member): self.written.encode()})
+        await self._znodes.create({self._paths.claim(self._member): self.written.encode(self._member)})
 
     async def write(self, claim: Claim, *checks: Op) -> int:
         """Writes the claim in one transaction with `checks`, and returns its id. Raises BadVersion or NoZnode if a
         check fails."""
         path = self._paths.claim(self._member)
-        data = await computed(claim.encode, len(claim.held) >= SMALL_PARTITIONS)
+        data = await computed(partial(claim.encode, self._member), len(claim.held) >= SMALL_PARTITIONS)
         head, pieces = split(data, self._member, next(self._numbers))
         shards = {f"{self._paths.claims}/{name}": piece for name, piece in pieces.items()}
         self._shards |= shards.keys()

@@ -188,7 +188,7 @@ class ZooKeeperMembership(SessionMembership):
         if released and written.held:
             # this write lets observers distinguish a member that left from a member that crashed
             empty = Claim(written.revision, NO_PARTITIONS, written.generation)
-            ops.append(Op("set", claim, empty.encode()))
+            ops.append(Op("set", claim, empty.encode(self.member_id)))
         ops.append(Op("delete", claim))
         if self._info.instance_id is not None and ((self._for_good and self._leaving) or self._polls.silent):
             # a member whose user does not poll must not keep partitions reserved either

@@ -209,8 +209,10 @@ class Claim:
     transaction: int = field(default=0, compare=False)
     """Transaction id of the last write of the znode; 0 if the claim was not read from ZooKeeper."""
 
-    def encode(self) -> bytes:
-        return deflate({"revision": self.revision, "generation": self.generation, "held": to_ranges(self.held)})
+    def encode(self, member: str | None = None) -> bytes:
+        """`member` names its member, so that a copy at another member is no release."""
+        doc = {"revision": self.revision, "generation": self.generation, "held": to_ranges(self.held)}
+        return deflate(doc if member is None else {**doc, "member": member})
 
     @classmethod
     def decode(cls, path: str, data: bytes, budget: InflateBudget | None = None) -> Claim:
@@ -218,6 +220,9 @@ class Claim:
         budget = budget or InflateBudget()
         budget.give_back(path)
         doc = inflate(path, data)
+        member = optional(check_text, path, doc, "member")  # older versions do not write it
+        if member is not None and member != path.rpartition("/")[2]:
+            raise InvalidZnode(path, f"it is the claim of {shown(member)}")
         held = check_mapping(path, "partitions", doc.get("held"))
         budget.take(path, held)
         return cls(

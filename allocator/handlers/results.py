@@ -156,7 +156,7 @@ class Committing:
                     units, end = units[:placed], offset_of(units[placed].argument)
                     chosen = chosen._replace(offset=OffsetAndMetadata(end, "", -1))
                 transactions = (await self._results.transactions()).of(self._tenure)
-                await transactions.commit(records, partial(_same, chosen), partial(self._finished, units))
+                await transactions.commit(records, partial(self._unmoved, chosen), partial(self._finished, units))
                 backoff.reset()
                 most = 0
             except AllocatorError as failed:
@@ -171,6 +171,14 @@ class Committing:
                 else:
                     self._refused(units[0], failed)
                     return
+
+    def _unmoved(self, chosen: Chosen) -> Chosen:
+        """Raises Fenced if the position was moved since: that may be committed already, and comes later."""
+        topic, partition = self._tenure.partition
+        if self._tenure.moves != chosen.call.moves(self._tenure.partition):
+            why = "nothing is written, because the position was moved since the handler returned"
+            raise Fenced(f"{topic}:{partition}: {why}", retriable=True)
+        return chosen
 
     async def _placed(
         self, units: Sequence[Unit]
@@ -194,7 +202,3 @@ def _is_refusal(error: BaseException) -> bool:
     from allocator.producer import RefusedByTopic  # imported with the first transaction
 
     return isinstance(error, RefusedByTopic)
-
-
-def _same(chosen: Chosen) -> Chosen:
-    return chosen

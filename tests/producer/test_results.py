@@ -12,6 +12,7 @@ import pytest
 
 from allocator import Consumer, Produce, Record
 from allocator.errors import Closed, ConfigError, HandlerFailed
+from allocator.handlers.results import Committing
 from allocator.testing import LocalCluster, wait_until_async
 from tests.producer import result_handlers
 from tests.producer.test_transactions import PARTITIONS, Two, Walk, disturb, long, two, walk
@@ -236,3 +237,41 @@ async def test_results_that_wait_for_their_topic_do_not_hide_a_move_of_the_posit
         found = await consumer.committed((two.source, 0))
         assert found is not None
         assert found.offset == wanted
+
+
+async def test_a_result_from_before_a_seek_is_not_committed_after_it(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seek is committed while the result waits: then nothing would commit it once more."""
+    await two.fill(3)
+    placed, waits, goes_on, calls = Committing._placed, asyncio.Event(), asyncio.Event(), 0
+
+    async def slow(self: Committing, units: Any) -> Any:
+        found = await placed(self, units)
+        waits.set()
+        await goes_on.wait()
+        return found
+
+    async def handle(record: Record) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            await asyncio.Event().wait()
+        return Produce(two.out, b"%d" % record.offset)
+
+    monkeypatch.setattr(Committing, "_placed", slow)
+    async with two.owner() as (_, consumer):
+        options = {"results": "exactly-once", "commit_interval_s": 0.2, "drain_timeout_s": 1}
+        work = asyncio.ensure_future(consumer.process(handle, **options))
+        await waits.wait()
+        consumer.seek((two.source, 0), 0)
+
+        async def is_committed() -> bool:
+            found = await consumer.committed((two.source, 0))
+            return found is not None and found.offset == 0
+
+        await wait_until_async(is_committed, 30, "the commit of the seek")
+        goes_on.set()
+        await wait_until_async(lambda: calls > 3, 30, "the records after the seek")
+        work.cancel()
+        await asyncio.wait({work})
+        assert await is_committed()
+    assert await two.results() == []

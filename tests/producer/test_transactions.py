@@ -881,3 +881,21 @@ async def test_metadata_that_is_too_large_is_left_out_of_a_transaction(
         await in_transaction(producer, consumer, (here.out, b"second"))
         assert (await consumer.committed((here.source, 0))).offset == 4
     assert await here.results() == [b"first", b"second"]
+
+
+async def test_an_owner_begins_though_the_transaction_of_a_dead_one_is_open(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is open for a minute, unless the first transaction of the next owner ends it."""
+    await two.fill(3)
+    async with two.owner() as (p1, former):
+        await batch_of(former)
+        async with held_requests(monkeypatch, "EndTxn") as (waits, _):
+            dead = asyncio.ensure_future(in_transaction(p1, former, (two.out, b"former")))
+            await waits.wait()
+        async with two.owner() as (p2, next_one):
+            assert (await batch_of(next_one)).base_offset == 0
+            await in_transaction(p2, next_one, (two.out, b"next"))
+        dead.cancel()
+        await asyncio.wait({dead})
+    assert await two.results() == [b"next"]

@@ -151,7 +151,8 @@ class Commits:
         if offsets is None:
             return {}
         wanted = set(partitions)
-        found = await self.fetch(wanted)
+        # not after the transaction of a dead owner: the first transaction here ends it, and finds what it has committed
+        found = await offsets.fetch(wanted, require_stable=self._stable and self._client.broker_version >= (2, 5))
         rest = wanted - set(found)
         if rest and self._old_offsets and offsets.storage == "kafka":
             old = await fetch_old_offsets(self._client, offsets.group, rest, offsets.coordinator)

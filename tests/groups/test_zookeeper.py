@@ -18,6 +18,7 @@ from allocator.core.aio.clock import wall_ms
 from allocator.core.types import Partitions
 from allocator.documents import InvalidZnode
 from allocator.protocols.zookeeper import group_znodes
+from allocator.protocols.zookeeper.client.client import Op
 from allocator.protocols.zookeeper.leader import Leader
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument
 from allocator.protocols.zookeeper.znodes.store import Store
@@ -148,8 +149,9 @@ async def test_a_broken_assignment_is_written_again_and_nothing_moves(bench: One
         assert bench.history.moves() > moves
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["set", "created again"])
 @pytest.mark.parametrize("damage", ["older", "two owners", "no owners", "numbers"])
-async def test_a_readable_assignment_of_another_client_is_corrected(bench: OneGroup, damage: str) -> None:
+async def test_a_readable_assignment_of_another_client_is_corrected(bench: OneGroup, damage: str, again: bool) -> None:
     async with bench.member("a") as a, bench.store() as store:
         await bench.settle(a)
         older = (await store.zk.get(bench.paths.assignment))[0]
@@ -163,7 +165,11 @@ async def test_a_readable_assignment_of_another_client_is_corrected(bench: OneGr
                 "no owners": document.but(owners={}),
                 "numbers": document.but(generation=2**62 - 1, revision=2**62 - 1),
             }
-            await store.zk.set(bench.paths.assignment, forged[damage].encode() if damage in forged else older)
+            path, data = bench.paths.assignment, forged[damage].encode() if damage in forged else older
+            if again:  # such as a restore of a backup; versions begin at 0 again
+                await store.zk.multi([Op("delete", path), Op("create", path, data)])
+            else:
+                await store.zk.set(path, data)
 
             async def is_corrected() -> bool:
                 with contextlib.suppress(InvalidZnode):

@@ -104,10 +104,18 @@ class GroupZnodes:
         self._claims.clear()
         self.poke()
 
-    def is_foreign(self, version: int) -> bool:
-        """Returns whether another client wrote this version of the assignment, which this member has read."""
+    @property
+    def version(self) -> int:
+        """The version of the assignment that this leader has read or written last; -1 if that is not known now."""
+        return -1 if self._writing or self._document is None else self._document[1]
+
+    def is_foreign(self, version: int, before: int) -> bool:
+        """Returns whether another client wrote this version of the assignment, which this member has read.
+
+        `before`: `version` before it was read. A lower one shows that the znode was created again.
+        """
         self._seen = version
-        return not self._writing and self._document is not None and version > self._document[1]
+        return version < before or -1 < self.version < version
 
     async def watch_count(self) -> None:
         """Starts over each time another client writes the group's own znode: its version no longer matches the

@@ -356,6 +356,7 @@ class ZooKeeperMembership(SessionMembership):
                 self._changed.set()
 
     async def _read_document(self) -> tuple[AssignmentDocument | None, int]:
+        before = -1 if self._leader is None else self._leader.version
         try:
             document, version = await self._document.get()
         except InvalidZnode as error:
@@ -365,7 +366,7 @@ class ZooKeeperMembership(SessionMembership):
             if document is None:
                 self._leader.start_over()
             else:
-                self._leader.saw(version)
+                self._leader.saw(version, before)
         return document, version
 
     async def _apply(self, document: AssignmentDocument | None, version: int, scope: TaskGroup) -> None:

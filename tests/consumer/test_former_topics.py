@@ -12,7 +12,7 @@ from allocator import Consumer, GroupedConsumer
 from allocator.core.consumer import client_of
 from allocator.core.offsets import GroupOffsets
 from allocator.errors import CommitFailed, Fenced
-from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 from tests.consumer.real_service import Service, owns, read
 from tests.consumer.test_late_commits import hold_commits_of
 
@@ -121,11 +121,21 @@ async def test_a_topic_created_again_under_a_member_is_read_from_its_beginning(
 
 
 @pytest.mark.parametrize("setting", ["1.1.1"], indirect=True)
-async def test_a_topic_created_again_at_once_is_read_from_its_beginning(setting: Service) -> None:
+@pytest.mark.parametrize("reconnected", [False, True])
+async def test_a_topic_created_again_at_once_is_read_from_its_beginning(setting: Service, reconnected: bool) -> None:
     """The request that waits at the broker meanwhile gets records of the new topic, and no error."""
     await setting.produce(0, 50)
-    async with setting.consumer(auto_commit_interval_s=0.2, **shares_zookeeper(setting.cluster)) as consumer:
+    assert setting.cluster.zookeeper is not None
+    zookeeper = FaultProxy(int(setting.cluster.zookeeper.rpartition(":")[2]))
+    async with zookeeper as proxy, setting.consumer(auto_commit_interval_s=0.2, zookeeper=proxy.address) as consumer:
         assert await read(consumer, 50) == list(range(50))
+        if reconnected:
+            member = consumer._member.membership
+            proxy.reset()
+            await wait_until_async(lambda: not member.may_act(), 30, "the connection to end", interval_s=0.001)
+            await wait_until_async(member.may_act, 30, "the connection")
+            await setting.produce(50, 60)
+            assert await read(consumer, 10) == list(range(50, 60))
         for start in range(1000, 7000, 1000):
             await consumer.commit()
             await asyncio.to_thread(setting.cluster.delete_topic, setting.topic)

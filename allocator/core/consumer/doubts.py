@@ -53,6 +53,7 @@ class Doubts:
         self._created: dict[str, int] = {}
         # topic -> the member (the session) that watches its znode
         self._watching: dict[str, str] = {}
+        self._unwatched: set[str] = set()  # topics whose znodes may have changed, or were watched in a lost connection
         self._theirs: set[str | None] = set()  # ids of clusters that keep their topics in this member's ensemble
         # tenures in doubt whose log ended before the position. Its end may pass the position before the coordinator
         # responds
@@ -97,6 +98,7 @@ class Doubts:
 
     def _znode_changed(self, topic: str) -> None:
         self._watching.pop(topic, None)
+        self._unwatched.add(topic)
         for tp, tenure in self._state.assignment.items():
             if tp.topic == topic and tenure.topic_id is None:
                 tenure.doubt_log()
@@ -114,20 +116,24 @@ class Doubts:
             self._woken.clear()
             doubted = {tp: (each, each.in_doubt) for tp, each in self._state.assignment.items() if each.in_doubt}
             there = {tp.topic for tp in doubted if self._client.partitions(tp.topic) is not None}
-            if not there:
+            # those in doubt are looked at when they are decided
+            unwatched = self._unwatched & {tp.topic for tp in self._state.assignment} - {tp.topic for tp in doubted}
+            if not there and not unwatched:
                 continue  # the next metadata wakes it
             try:
-                await self._client.refresh(there)
+                if there:
+                    await self._client.refresh(there)
                 assigned = self._state.assignment
                 decided = {tp for tp in doubted if tp in assigned and self._client.partitions(tp.topic) is not None}
                 self._fetcher.compare(decided)
-                created = await self._look({tp.topic for tp in decided})
+                created = await self._look({tp.topic for tp in decided} | unwatched, wait=True)
                 others = await self._others(decided, created)
             except AllocatorError as error:
                 log.debug("cannot compare %d topics yet: %s", len(there), error)
                 await asyncio.sleep(self._client.retry_backoff_s)
                 self.wake()
                 continue
+            self._unwatched -= unwatched | {tp.topic for tp in decided}
             here = {tp: assigned[tp] for tp in decided if assigned.get(tp) is doubted[tp][0]}
             # a topic that came into doubt again in the meantime is decided as a whole, the next time
             again = {tp.topic for tp, tenure in here.items() if tenure.in_doubt != doubted[tp][1]}
@@ -170,8 +176,9 @@ class Doubts:
     def _changed(self, created: Mapping[str, int]) -> set[str]:
         return {topic for topic, zxid in created.items() if self._created.get(topic, zxid) != zxid}
 
-    async def _look(self, topics: Set[str]) -> dict[str, int]:
-        """Returns the zxid that created each of these topics that has no id, as far as this member can know it."""
+    async def _look(self, topics: Set[str], *, wait: bool = False) -> dict[str, int]:
+        """Returns the zxid that created each of these topics that has no id, as far as this member can know it. With
+        `wait`, raises AllocatorError if it can know it later."""
         wanted = {topic for topic in topics if self._client.topic_id(topic) is None}
         try:
             records = await self._records() if wanted else None
@@ -186,5 +193,7 @@ class Doubts:
         except AllocatorError as error:
             for topic in wanted:
                 self._watching.pop(topic, None)
+            if wait and error.retriable and not wanted.isdisjoint(self._created):
+                raise
             log.debug("cannot read when %d topics were created: %s", len(wanted), error)
             return {}

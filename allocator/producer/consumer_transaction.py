@@ -116,7 +116,13 @@ class TenureTransactions:
         async with self._turn:
             await self._begin()
             chosen = choose()
+            if chosen is not None and self._is_late(chosen) and not records:
+                return
             if records and chosen is not None and not self._offsets.changes(self._seen, chosen.offset):
+                if self.tenure.position is None:
+                    raise Fenced(
+                        f"{name_of(self.tenure)}: its position is not known; nothing is written", retriable=True
+                    )
                 # Records before the committed offset were read again, up to that offset. Where they begin is committed
                 # first, or nobody could tell without a response whether their results are there.
                 begins = OffsetAndMetadata(self.tenure.done()[0], "", -1)
@@ -125,6 +131,11 @@ class TenureTransactions:
                 chosen = choose()
             if chosen is not None:
                 await self._commit(records, chosen, committed)
+
+    def _is_late(self, chosen: Chosen) -> bool:
+        """Returns whether the offset is from before a move of the position that is committed already."""
+        moves = chosen.call.moves(self.tenure.partition)
+        return moves not in (-1, self.tenure.moves) and not self.tenure.is_sought
 
     async def _commit(self, records: Records, chosen: Chosen, committed: Callable[[], None]) -> None:
         self._confirmed, self._moves = False, chosen.call.moves(self.tenure.partition)
@@ -264,17 +275,20 @@ class Transaction:
         offset = tenure.to_commit(delivered=True) if tenure.moves == self._moves else None
         if offset is None:
             raise Fenced(
-                f"{tenure.partition.topic}:{tenure.partition.partition}: nothing is written, because the consumer was "
+                f"{name_of(tenure)}: nothing is written, because the consumer was "
                 "moved from the records in hand by a seek or a commit during the transaction; request the next records",
                 retriable=True,
             )
         return self._transactions.core.commits.chosen(tenure.partition, offset)
 
 
+def name_of(tenure: TopicPartitionState) -> str:
+    return f"{tenure.partition.topic}:{tenure.partition.partition}"
+
+
 def must_last(tenure: TopicPartitionState) -> None:
     """Raises a retriable Fenced if the tenure has ended."""
     if tenure.phase is Phase.ENDED:
-        topic, partition = tenure.partition
         raise Fenced(
-            f"{topic}:{partition} was lost since its records were read; request the next records", retriable=True
+            f"{name_of(tenure)} was lost since its records were read; request the next records", retriable=True
         )

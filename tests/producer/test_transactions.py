@@ -899,3 +899,36 @@ async def test_an_owner_begins_though_the_transaction_of_a_dead_one_is_open(
         dead.cancel()
         await asyncio.wait({dead})
     assert await two.results() == [b"next"]
+
+
+async def test_a_commit_that_comes_after_that_of_a_later_seek_changes_nothing(
+    two: Two, topic_factory: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call for many partitions has its turns one after the other."""
+    many = topic_factory(25, cluster=two.cluster)
+    async with two.producer() as producer:
+        await asyncio.gather(*(producer.send_many(many, [b"x"] * 9, partition=number) for number in range(25)))
+        options: dict[str, Any] = {"group": two.group, "membership": "fixed", "auto_commit_interval_s": None}
+        consumer = Consumer(brokers=two.cluster.bootstrap, transactions=producer, **options)
+        consumer.assign([(many, number) for number in range(25)])
+        async with consumer, held_requests(monkeypatch, "InitProducerId") as (waits, goes_on):
+            for number in range(25):
+                await consumer.position((many, number))
+            first = asyncio.ensure_future(consumer.commit({(many, number): 7 for number in range(25)}))
+            await waits.wait()
+            consumer.seek((many, 24), 3)
+            sought = asyncio.ensure_future(consumer._member.commits.commit_done({TopicPartition(many, 24)}))
+            goes_on.set()
+            await asyncio.gather(first, sought)
+            assert (await consumer.committed((many, 24))).offset == 3
+            assert (await consumer.committed((many, 0))).offset == 7
+
+
+async def test_commit_async_is_refused_before_it_confirms_a_record(two: Two) -> None:
+    await two.fill(1)
+    async with two.owner() as (producer, consumer):
+        await batch_of(consumer)
+        with pytest.raises(IllegalState, match="commits in transactions"):
+            consumer.commit_async()
+        await in_transaction(producer, consumer, (two.out, b"result"))
+    assert await two.results() == [b"result"]

@@ -225,10 +225,6 @@ class Commits:
         """Like `commit`, or like `commit_done` for None, but returns at once. Commits keep the order of the calls.
         `close` waits for them."""
         group = self.offsets
-        if self.transact is not None:
-            raise IllegalState(
-                f"group {group.group!r} commits in transactions, which keep no order of calls; use commit()"
-            )
         call = self._call()
         tenures: list[TopicPartitionState] = []
         if offsets is None:

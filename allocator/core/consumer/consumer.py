@@ -282,8 +282,13 @@ class ConsumerBase:
         """Like `commit`, but returns at once. Commits keep the order of the calls, and `close` waits for them.
 
         When the commit has ended, it calls `callback(offsets, error)`; `error` is None on success. Without a callback,
-        it logs an error. Raises NotOwned, and CommitFailed if the lease has expired.
+        it logs an error. Raises NotOwned, CommitFailed if the lease has expired, and IllegalState for a consumer whose
+        commits are transactions.
         """
+        if self._member.commits.transact is not None:
+            raise IllegalState(
+                f"group {self.group!r} commits in transactions, which keep no order of calls; use commit()"
+            )
         if offsets is None:
             self._finish()
         self._member.commits.commit_async(None if offsets is None else self._to_commit(offsets), callback)

@@ -234,6 +234,8 @@ class Oracle:
         for view in self.views.values():
             if view.member is member:
                 view.handled.update(view.in_hand)
+                if view.replaced:  # an operator's seek came meanwhile: they may be from before it, and count no more
+                    view.unsure.update(view.in_hand)
                 if self.auto:
                     self.proof[member, view.log].update(view.in_hand)
                 view.in_hand, view.replaced = [], set()
@@ -340,6 +342,8 @@ class Oracle:
             found = {first, *(each for each in self.tried[view.member, log] if each > first)} | view.replaced
         else:
             found = self._not_handled(view, view.positions()) if view.processed else view.positions()
+            # an operator's seek that is not reported yet may have come after the calls
+            found = found.union(*(_found(log, target) for target, _ in view.sought.values()))
         stored = None if at is None or at.log is not log else at.offset
         if view.explicit and stored is not None and stored > max(found, default=stored):
             return  # an operator's seek back came before the user's commit

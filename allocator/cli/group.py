@@ -15,7 +15,6 @@ from allocator.cli.options import ERROR, GROUP, NOTHING_CHANGED, execute_option,
 from allocator.cli.output import console, print_json
 from allocator.cli.report import commands_table, groups_table, members_table, offsets_table, reset_table, retries_table
 from allocator.core.text import plain
-from allocator.errors import CommandRefused
 from allocator.operate import TARGETS
 
 if TYPE_CHECKING:
@@ -122,12 +121,12 @@ def adopt_command(name: str, execute: bool, access: Access, as_json: bool) -> No
 @with_clusters
 def release_command(name: str, instance_id: str, access: Access, as_json: bool) -> None:
     """End the reservation of INSTANCE, so that its partitions move to other members."""
-    from allocator.operate import NOT_OURS, GroupReader, describe
+    from allocator.operate import GroupReader, describe, no_group
 
     async def run() -> int:
         async with access.ensemble() as zk:
             if await describe(zk, name, access.root) is None:
-                raise CommandRefused(f"ZooKeeper has no group {name!r} under {access.root}. {NOT_OURS}")
+                raise no_group(name, access.root)
             return len(await GroupReader(zk, name, access.root).store.end_reservation(instance_id))
 
     released = asyncio.run(run())

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from allocator.operate.command_report import COMMAND_STATES, CommandReport, command_reports
     from allocator.operate.dead_letters.waiting import WaitingRecords, read_retries
     from allocator.operate.deletion import GroupRemains, delete
-    from allocator.operate.group_commands import NOT_OURS, WITHDRAWN_BY_PARTITION, CommandsFromOutside, CommandsOfGroup
+    from allocator.operate.group_commands import (
+        WITHDRAWN_BY_PARTITION,
+        CommandsFromOutside,
+        CommandsOfGroup,
+        no_group,
+    )
     from allocator.operate.group_reader import (
         GroupReader,
         describe,
@@ -62,7 +67,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "clusters": "Clusters",
             "dead_letters.waiting": "WaitingRecords read_retries",
             "deletion": "GroupRemains delete",
-            "group_commands": "NOT_OURS WITHDRAWN_BY_PARTITION CommandsFromOutside CommandsOfGroup",
+            "group_commands": "WITHDRAWN_BY_PARTITION CommandsFromOutside CommandsOfGroup no_group",
             "group_reader": (
                 "GroupReader describe list_groups measure read_group read_groups read_logs subscribed unseen_members"
             ),

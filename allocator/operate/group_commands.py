@@ -40,6 +40,10 @@ NOT_OURS = (
 WITHDRAWN_BY_PARTITION = tuple(kind.name for kind in KINDS.values() if "partitions" in kind.arguments and not kind.once)
 
 
+def no_group(group: str, root: str) -> CommandRefused:
+    return CommandRefused(f"ZooKeeper has no group {group!r} under {root}. {NOT_OURS}")
+
+
 class CommandsFromOutside:
     """The operator commands of one group, which `GroupCommands` describes. Subclasses read the members of the group."""
 
@@ -294,7 +298,7 @@ class CommandsOfGroup(CommandsFromOutside):
     async def _state(self) -> GroupState:
         found = await describe(self._zk, self._group, self._root)
         if found is None:
-            raise CommandRefused(f"ZooKeeper has no group {self._group!r} under {self._root}. {NOT_OURS}")
+            raise no_group(self._group, self._root)
         return found
 
 

@@ -15,7 +15,7 @@ from allocator.commands import Command, CommandKeeper
 from allocator.core.settings import Whole, check_keywords
 from allocator.errors import CommandRefused, ConfigError
 from allocator.operate.clusters import Clusters
-from allocator.operate.group_commands import NOT_OURS, CommandsFromOutside, CommandsOfGroup
+from allocator.operate.group_commands import NOT_OURS, CommandsFromOutside, CommandsOfGroup, no_group
 from allocator.operate.group_reader import describe, measure, subscribed
 from allocator.operate.group_report import GroupState
 from allocator.operate.kafka_describe import kafka_group
@@ -167,7 +167,7 @@ async def planned(clusters: Clusters, name: str, changes: Iterable[Change], acts
     async with steered(clusters, name, rehearse=True, by_leader=True) as found:
         state, zk, given = found.state, found.zk, found.rehearsal.given
         if state is None or zk is None:
-            raise CommandRefused(f"ZooKeeper has no group {name!r} under {clusters.root}. {NOT_OURS}")
+            raise no_group(name, clusters.root)
         for act in acts:
             await act(found.commands)
         round_trip_s = await _round_trip_s(zk, Paths(clusters.root, name).commands)

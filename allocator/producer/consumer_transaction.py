@@ -116,13 +116,12 @@ class TenureTransactions:
         async with self._turn:
             await self._begin()
             chosen = choose()
-            if chosen is not None and self._is_late(chosen) and not records:
+            if chosen is None or (not records and self._is_late(chosen)):
                 return
-            if records and chosen is not None and not self._offsets.changes(self._seen, chosen.offset):
+            if records and not self._offsets.changes(self._seen, chosen.offset):
                 if self.tenure.position is None:
-                    raise Fenced(
-                        f"{name_of(self.tenure)}: its position is not known; nothing is written", retriable=True
-                    )
+                    name = partition_names([self.tenure.partition])
+                    raise Fenced(f"{name}: its position is not known; nothing is written", retriable=True)
                 # Records before the committed offset were read again, up to that offset. Where they begin is committed
                 # first, or nobody could tell without a response whether their results are there.
                 begins = OffsetAndMetadata(self.tenure.done()[0], "", -1)
@@ -275,20 +274,17 @@ class Transaction:
         offset = tenure.to_commit(delivered=True) if tenure.moves == self._moves else None
         if offset is None:
             raise Fenced(
-                f"{name_of(tenure)}: nothing is written, because the consumer was "
+                f"{partition_names([tenure.partition])}: nothing is written, because the consumer was "
                 "moved from the records in hand by a seek or a commit during the transaction; request the next records",
                 retriable=True,
             )
         return self._transactions.core.commits.chosen(tenure.partition, offset)
 
 
-def name_of(tenure: TopicPartitionState) -> str:
-    return f"{tenure.partition.topic}:{tenure.partition.partition}"
-
-
 def must_last(tenure: TopicPartitionState) -> None:
     """Raises a retriable Fenced if the tenure has ended."""
     if tenure.phase is Phase.ENDED:
         raise Fenced(
-            f"{name_of(tenure)} was lost since its records were read; request the next records", retriable=True
+            f"{partition_names([tenure.partition])} was lost since its records were read; request the next records",
+            retriable=True,
         )

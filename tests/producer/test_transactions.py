@@ -796,6 +796,18 @@ async def held_requests(
         yield waits, goes_on
 
 
+@contextlib.asynccontextmanager
+async def ending(
+    two: Two, producer: Producer, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[asyncio.Future[None], asyncio.Event]]:
+    """Runs a transaction with the result "first" up to its end, which it requests after the event."""
+    await batch_of(consumer)
+    async with held_requests(monkeypatch, "EndTxn") as (waits, goes_on):
+        running = asyncio.ensure_future(in_transaction(producer, consumer, (two.out, b"first")))
+        await waits.wait()
+        yield running, goes_on
+
+
 async def test_a_commit_that_waits_for_its_transaction_does_not_hide_a_seek(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -853,10 +865,7 @@ async def test_a_seek_to_the_committed_offset_waits_for_the_transaction_that_is_
 ) -> None:
     await two.fill(3)
     async with two.owner() as (producer, consumer):
-        await batch_of(consumer)
-        async with held_requests(monkeypatch, "EndTxn") as (waits, goes_on):
-            first = asyncio.ensure_future(in_transaction(producer, consumer, (two.out, b"first")))
-            await waits.wait()
+        async with ending(two, producer, consumer, monkeypatch) as (first, goes_on):
             sought = asyncio.ensure_future(consumer.seek_to_committed((two.source, 0)))
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(sought), 1.0)
@@ -889,10 +898,8 @@ async def test_an_owner_begins_though_the_transaction_of_a_dead_one_is_open(
     """It is open for a minute, unless the first transaction of the next owner ends it."""
     await two.fill(3)
     async with two.owner() as (p1, former):
-        await batch_of(former)
-        async with held_requests(monkeypatch, "EndTxn") as (waits, _):
-            dead = asyncio.ensure_future(in_transaction(p1, former, (two.out, b"former")))
-            await waits.wait()
+        async with ending(two, p1, former, monkeypatch) as (dead, _):
+            pass
         async with two.owner() as (p2, next_one):
             assert (await batch_of(next_one)).base_offset == 0
             await in_transaction(p2, next_one, (two.out, b"next"))

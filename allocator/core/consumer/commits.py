@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Optional
 
@@ -121,13 +121,16 @@ class Commits:
         """Starts to commit idle offsets again while the member leaves, so that they do not expire if every process of
         the group is short-lived. A release waits for it."""
         idle = self._idle
+        if idle is None or not self.offsets.may_expire:
+            return
+        old = idle.not_ours()
 
-        async def refresh(idle: IdleOffsets, old: Set[TopicPartition]) -> None:
+        async def refresh() -> None:
             with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
                 await within(idle.commit_again(old), FRESH_WITHIN_S)
 
-        if idle is not None and self.offsets.may_expire and (old := idle.not_ours()):
-            self._refreshing = tasks.start(refresh(idle, old), "idle offsets of the leaving member")
+        if old:
+            self._refreshing = tasks.start(refresh(), "idle offsets of the leaving member")
 
     @property
     def membership(self) -> Membership:
@@ -152,18 +155,23 @@ class Commits:
             return {}
         wanted = set(partitions)
         # not after the transaction of a dead owner: the first transaction here ends it, and finds what it has committed
-        found = await offsets.fetch(wanted, require_stable=self._stable and self._client.broker_version >= (2, 5))
+        found = await self.fetch(wanted, stable=self._stable)
         rest = wanted - set(found)
         if rest and self._old_offsets and offsets.storage == "kafka":
             old = await fetch_old_offsets(self._client, offsets.group, rest, offsets.coordinator)
             found = {**await offsets.current(old), **found}
         return found
 
-    async def fetch(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Returns the offsets that the group has committed, after open transactions if it reads or commits in them.
-        Raises IllegalState without a group."""
-        stable = (self._stable or self.transact is not None) and self._client.broker_version >= (2, 5)
-        return await self.offsets.fetch(partitions, require_stable=stable)
+    async def fetch(
+        self, partitions: Iterable[TopicPartition], *, stable: bool | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Returns the offsets that the group has committed. Raises IllegalState without a group.
+
+        `stable`: after open transactions, if the brokers can wait for them; None: if this member reads or commits in
+        them.
+        """
+        stable = (self._stable or self.transact is not None) if stable is None else stable
+        return await self.offsets.fetch(partitions, require_stable=stable and self._client.broker_version >= (2, 5))
 
     # -- committing ----------------------------------------------------------------------------------------------
 
@@ -181,7 +189,10 @@ class Commits:
             to_send = call.note(self._to_send(offsets), offsets)
             await self.until_decided(lambda: any(map(self._state.is_in_doubt, offsets)))
             if self.transact is not None:
-                await _in_transactions(self.transact, partial(_without, offsets), lambda partition, offset: call)
+                check_offsets(offsets)
+                await _in_transactions(
+                    self.transact, partial(_without, offsets), lambda _, offset: Chosen(offset, call)
+                )
                 return
             await group.commit(to_send, call.terms())
 
@@ -277,9 +288,7 @@ class Commits:
     ) -> None:
         """`follows`: see `CommitCall`."""
         if self.transact is not None:
-            await _in_transactions(
-                self.transact, choose, lambda partition, offset: self.chosen(partition, offset, follows=follows).call
-            )
+            await _in_transactions(self.transact, choose, partial(self.chosen, follows=follows))
             return
         call = self._call(follows=follows)
         await group.commit(call.noting(choose, self.metadata.added), call.terms(patience_s))
@@ -345,9 +354,8 @@ class Commits:
                     wait_s = backoff.next()
 
     def _to_send(self, offsets: Offsets) -> Offsets:
-        """Raises NotOwned, ConfigError for an offset below 0, or CommitFailed if the lease is not valid."""
+        """Raises NotOwned, or CommitFailed if the lease is not valid."""
         self._must_own(offsets)
-        check_offsets(offsets)
         self._must_act()
         return self.metadata.added(offsets)
 
@@ -384,16 +392,15 @@ class Commits:
 
 
 async def _in_transactions(
-    transact: Transact, choose: Choice, call_of: Callable[[TopicPartition, OffsetAndMetadata], CommitCall]
+    transact: Transact, choose: Choice, note: Callable[[TopicPartition, OffsetAndMetadata], Chosen]
 ) -> None:
-    """`call_of` is called when the offset of a partition is chosen."""
+    """`note` is called when the offset of a partition is chosen."""
 
     def point(partition: TopicPartition) -> Chosen | None:
         found = choose(()).get(partition)
         if found is None:
             return None
-        offset = found if isinstance(found, Committed) else as_written(found)
-        return Chosen(offset, call_of(partition, offset))
+        return note(partition, found if isinstance(found, Committed) else as_written(found))
 
     over: set[TopicPartition] = set()
     while partitions := list(choose(over))[:TRANSACTIONS_AT_ONCE]:

@@ -50,8 +50,7 @@ class TransactionalCommits:
 
     async def stable(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         """Returns the committed offset, with those of all transactions that have ended."""
-        knows = self._client.broker_version >= (2, 5)
-        return (await self._commits.offsets.fetch([partition], require_stable=knows)).get(partition)
+        return (await self._commits.fetch([partition], stable=True)).get(partition)
 
     async def confirm(self, tenure: TopicPartitionState, seen: Seen | None, moves: int | None) -> Seen:
         """Returns the committed offset, once no other transaction can change it.

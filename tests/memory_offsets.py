@@ -64,9 +64,12 @@ class MemoryOffsets:
         call.replace(dict(call.choice(call.over)))
         return bool(call.left)
 
+    def pending(self, partitions: Partitions | None) -> set[asyncio.Future[None]]:
+        return {call.ended for call in self._calls if partitions is None or not partitions.isdisjoint(call.left)}
+
     async def settled(self, partitions: Partitions) -> None:
-        while calls := {call.ended for call in self._calls if not partitions.isdisjoint(call.left)}:
-            await asyncio.wait(calls)
+        while ends := self.pending(partitions):
+            await asyncio.wait(ends)
 
     async def metadata_bytes(self) -> int:
         return self.limit

@@ -225,6 +225,7 @@ class Oracle:
             for command, (target, found) in view.sought.items()
         }
         view.ends, view.known = set(), True
+        self._overtakes(view)  # a record that was read before it was deleted
         view.in_hand.append(offset)
 
     def asks(self, member: Any, held: Iterable[tuple[Log, int]]) -> None:
@@ -282,7 +283,7 @@ class Oracle:
             for offset in [each for each in view.log.visible if each >= here]:
                 if offset not in view.handled or offset in view.unsure:
                     found.add(here)
-                    if offset not in self.returned[view.log] | view.log.poison:
+                    if offset >= view.log.start and offset not in self.returned[view.log] | view.log.poison:
                         break
                 here = offset + 1
             else:

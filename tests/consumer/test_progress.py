@@ -283,6 +283,17 @@ async def test_a_close_without_a_commit_commits_nothing(service: Service, called
         await stored_offset(service.cluster.bootstrap, service.group, service.partitions[0])
 
 
+async def test_a_commit_comes_after_an_earlier_offset_of_the_user_that_is_under_way(service: Service) -> None:
+    await produce(service, 0, b"0", b"1", b"2")
+    async with service.consumer(auto_commit_interval_s=None) as consumer:
+        assert len(await read(consumer, 3)) == 3
+        await consumer.commit()
+        consumer.commit_async({service.partitions[0]: 1})
+        await consumer.commit()
+    found = await stored_offset(service.cluster.bootstrap, service.group, service.partitions[0])
+    assert found.offset == 3
+
+
 async def test_commit_async_calls_its_callback_although_there_is_nothing_to_commit(service: Service) -> None:
     calls: list[tuple[Any, Exception | None]] = []
     async with service.consumer() as consumer:

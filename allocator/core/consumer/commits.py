@@ -223,10 +223,8 @@ class Commits:
             return any(t.in_doubt and t.is_uncommitted for p, t in tenures.items() if wanted is None or p in wanted)
 
         await self.until_decided(in_doubt, patience_s)
-        uncommitted = self._uncommitted(wanted)
-        first = next(uncommitted, None)
-        if first is not None:
-            tenures = [first, *uncommitted] if or_raise else []
+        if await self.has_uncommitted(wanted):
+            tenures = list(self._uncommitted(wanted)) if or_raise else []
             self._must_act()
             await self._commit_chosen(group, partial(self._done, wanted), patience_s=patience_s)
             if (error := self._left(tenures)) is not None:
@@ -266,6 +264,13 @@ class Commits:
                 log.error("%s: %d offsets are not committed: %s", group, len(call.offsets), error)
         except Exception:
             log.exception("%s: the callback of a commit failed", group)
+
+    async def has_uncommitted(self, partitions: Partitions | None) -> bool:
+        """Whether there is something to commit, of these partitions or of all. If not yet, waits for the commits that
+        are under way: the user may have set an offset back."""
+        if next(self._uncommitted(partitions), None) is None and (ends := self.offsets.pending(partitions)):
+            await asyncio.wait(ends)
+        return next(self._uncommitted(partitions), None) is not None
 
     def _uncommitted(self, partitions: Partitions | None) -> Iterator[TopicPartitionState]:
         for partition, tenure in self._state.assignment.items():

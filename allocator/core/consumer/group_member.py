@@ -369,10 +369,10 @@ class GroupMember:
         """Commits the done offsets of partitions that drain, if this consumer commits by itself."""
         if not self.commits.are_automatic:
             return
-        tenures = [self.state.assignment[p] for p in partitions if p in self.state.assignment]
-        if any(tenure.is_uncommitted for tenure in tenures):
+        wanted = frozenset(partitions)
+        if await self.commits.has_uncommitted(wanted):
             await self.until_confirmed()
-            await self.commits.commit_done((each.partition for each in tenures), patience_s=RELEASE_PATIENCE_S)
+            await self.commits.commit_done(wanted, patience_s=RELEASE_PATIENCE_S)
 
     async def until_free(self, holds: Iterable[Hold]) -> None:
         """Waits until nobody works on the records of these holds."""

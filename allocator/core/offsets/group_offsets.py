@@ -128,10 +128,14 @@ class GroupOffsets:
         """Returns the seconds that Kafka keeps a committed offset (see `Coordinator.retention_s`)."""
         return await self.coordinator.retention_s() if self._retention is None else self._retention
 
+    def pending(self, partitions: Partitions | None) -> set[asyncio.Future[None]]:
+        """Returns the ends of the commits of these partitions, or of all, that wait or are in flight."""
+        return {call.ended for call in self._waiting if partitions is None or not partitions.isdisjoint(call.left)}
+
     async def settled(self, partitions: Partitions) -> None:
         """Waits until no commit of these partitions waits or is in flight, including cancelled ones."""
-        while calls := {call.ended for call in self._waiting if not partitions.isdisjoint(call.left)}:
-            await asyncio.wait(calls)
+        while ends := self.pending(partitions):
+            await asyncio.wait(ends)
         if self._abandoned:
             await self.coordinator.settled(OffsetCommit)
 

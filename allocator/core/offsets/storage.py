@@ -86,11 +86,13 @@ class StoredOffsets(GroupOffsets):
                     break
                 over |= chosen.keys()
 
+    def pending(self, partitions: Partitions | None) -> set[asyncio.Future[None]]:
+        both = self._tasks if self.storage == "both" else ()  # a commit to both is in no queue before its turn
+        return {*both, *self._old.pending(partitions), *super().pending(partitions)}
+
     async def settled(self, partitions: Partitions) -> None:
-        while self.storage == "both" and self._tasks:  # a commit to both is in no queue before its turn
-            await asyncio.wait(set(self._tasks))
-        await self._old.settled(partitions)
         await super().settled(partitions)
+        await self._old.settled(partitions)
 
     async def close(self) -> None:
         await self._old.close()

@@ -66,6 +66,11 @@ def recreate(member: Member) -> None:
     tenure.complete_reset(OffsetAndMetadata(0, "", -1), None)
 
 
+def sought_and_read(member: Member) -> None:
+    member.state.seek(P, 2)
+    member.deliver(5, confirms=False)
+
+
 @pytest.mark.parametrize(
     ("why", "change", "committed", "text", "start"),
     [
@@ -80,6 +85,7 @@ def recreate(member: Member) -> None:
         ("the topic was created again while it was owned", recreate, 10, OWN, 10),
         ("sought forwards, and never committed", lambda m: m.state.seek(P, 25), 10, OWN, 10),
         ("sought backwards, and never committed", lambda m: m.state.seek(P, 2), 10, OWN, 10),
+        ("sought backwards, and the response to its commit was lost", sought_and_read, 2, OWN, 2),
         ("delivered and not finished", lambda m: m.deliver(50, request_more=False), 10, OWN, 30),
         ("not confirmed by requests", lambda m: m.deliver(50, confirms=False), 10, OWN, 10),
     ],

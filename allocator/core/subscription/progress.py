@@ -332,8 +332,8 @@ class Progress(Tenure):
         """Ends the tenure. Records that are finished later prove nothing: their user may have noticed the loss."""
         if self._position is not None and self.handled_from is not None:
             offset, beyond = self.done()
-            if self._unconfirmed:
-                offset, beyond = self.committed or (-1, None)
+            if self._unconfirmed:  # a commit from before a move proves nothing about the records after it
+                offset, beyond = (-1, None) if self._goes_back else self.committed or (-1, None)
             if offset >= self.handled_from:
                 self.proof = Proof(self.handled_from, offset, beyond, self.topic_id)
         super().end()

@@ -146,12 +146,12 @@ class History:
         await self.stores[number].zk.sync()
         fired = asyncio.Event()
         try:
-            expected = await self.store.document(only=MEMBERS[number])
+            document, stat, _ = await self.store.sized_document(only=MEMBERS[number])
         except InvalidZnode:
             with pytest.raises(InvalidZnode):
                 await self.readers[number].read(fired.set)
         else:
-            assert await self.readers[number].read(fired.set) == expected
+            assert await self.readers[number].read(fired.set) == (document, stat)
         assert not fired.is_set()
 
 

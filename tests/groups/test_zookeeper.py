@@ -149,15 +149,15 @@ async def test_a_broken_assignment_is_written_again_and_nothing_moves(bench: One
         assert bench.history.moves() > moves
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["set", "created again"])
+@pytest.mark.parametrize("how", ["set", "created again", "restored with its version"])
 @pytest.mark.parametrize("damage", ["older", "two owners", "no owners", "numbers"])
-async def test_a_readable_assignment_of_another_client_is_corrected(bench: OneGroup, damage: str, again: bool) -> None:
+async def test_a_readable_assignment_of_another_client_is_corrected(bench: OneGroup, damage: str, how: str) -> None:
     async with bench.member("a") as a, bench.store() as store:
         await bench.settle(a)
         older = (await store.zk.get(bench.paths.assignment))[0]
         async with bench.member("b") as b:
             await bench.settle(a, b)
-            document, _ = await store.document()
+            document, version = await store.document()
             assert document is not None
             every = frozenset().union(*document.owners.values())
             forged = {
@@ -166,10 +166,11 @@ async def test_a_readable_assignment_of_another_client_is_corrected(bench: OneGr
                 "numbers": document.but(generation=2**62 - 1, revision=2**62 - 1),
             }
             path, data = bench.paths.assignment, forged[damage].encode() if damage in forged else older
-            if again:  # such as a restore of a backup; versions begin at 0 again
-                await store.zk.multi([Op("delete", path), Op("create", path, data)])
-            else:
+            if how == "set":
                 await store.zk.set(path, data)
+            else:  # versions begin at 0 again
+                sets = [Op("set", path, data)] * (version if how == "restored with its version" else 0)
+                await store.zk.multi([Op("delete", path), Op("create", path, data), *sets])
 
             async def is_corrected() -> bool:
                 with contextlib.suppress(InvalidZnode):
@@ -247,7 +248,7 @@ async def test_nor_while_the_leader_reads_the_assignment_again(
     monkeypatch.setattr(Leader, "run", lambda leader, run=Leader.run: leaders.append(leader) or run(leader))
     async with bench.members("a", "b") as (a, b), bench.store() as store:
         await until_a_claim_waits(bench, b, store)
-        read, counts, counted = Store.document, Store.writes, asyncio.Event()
+        read, counts, counted = Store.sized_document, Store.writes, asyncio.Event()
 
         async def noted(of: Store, watch: Callable[[], None] | None = None) -> int:
             writes = await counts(of, watch)
@@ -256,14 +257,14 @@ async def test_nor_while_the_leader_reads_the_assignment_again(
             return writes
 
         async def touched(of: Store, *args: Any, **options: Any) -> Any:
-            if of is not store:
-                monkeypatch.setattr(Store, "document", read)
+            if of is not store and "counts" in options:  # a leader
+                monkeypatch.setattr(Store, "sized_document", read)
                 monkeypatch.setattr(Store, "writes", noted)
                 await store.zk.set(bench.paths.base, b"")
                 await counted.wait()
             return await read(of, *args, **options)
 
-        monkeypatch.setattr(Store, "document", touched)
+        monkeypatch.setattr(Store, "sized_document", touched)
         leaders[0].start_over()
         await asyncio.wait_for(counted.wait(), 30)
         b.owner.may_return.set()

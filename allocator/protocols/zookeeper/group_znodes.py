@@ -77,9 +77,10 @@ class GroupZnodes:
         # (document, version of its znode, `Snapshot.miscounted`)
         self._document: tuple[AssignmentDocument | None, int, bool] | None = None
         self._last: AssignmentDocument | None = None
-        self._writing = False
+        # the transactions that wrote `_document` (None: not known, or under way), and what this member has read last.
+        # Versions begin again at 0 if the znode is created again
+        self._written: int | None = None
         self._seen = -1
-        """The version of the assignment that this member has read last."""
         self._steps: tuple[Step, ...] = ()  # to `_document`, each written by this leader
 
     def poke(self) -> None:
@@ -95,7 +96,7 @@ class GroupZnodes:
 
     def start_over(self) -> None:
         """Reads everything again, because ZooKeeper does not hold the document that this leader wrote last."""
-        self._document, self._steps = None, ()
+        self._document, self._written, self._steps = None, None, ()
         # kazoo delivers responses and events in two threads, so the leader may read a document before the event about a
         # new member that it contains. Without a fresh list of names that member would count as dead, and the leader
         # would use an old version of a claim
@@ -104,18 +105,10 @@ class GroupZnodes:
         self._claims.clear()
         self.poke()
 
-    @property
-    def version(self) -> int:
-        """The version of the assignment that this leader has read or written last; -1 if that is not known now."""
-        return -1 if self._writing or self._document is None else self._document[1]
-
-    def is_foreign(self, version: int, before: int) -> bool:
-        """Returns whether another client wrote this version of the assignment, which this member has read.
-
-        `before`: `version` before it was read. A lower one shows that the znode was created again.
-        """
-        self._seen = version
-        return version < before or -1 < self.version < version
+    def is_foreign(self, zxid: int) -> bool:
+        """Returns whether another client wrote the assignment that this member has read in this transaction."""
+        self._seen = zxid
+        return self._written is not None and self._written < zxid
 
     async def watch_count(self) -> None:
         """Starts over each time another client writes the group's own znode: its version no longer matches the
@@ -166,20 +159,17 @@ class GroupZnodes:
         self._steps = steps = self._steps_to(document, version)
         written = self._document = document, version, False
         changes = Changes(document.writes, version + 1, steps) if steps else None
-        self._writing = True
-        try:
-            new_version = await self._store.write_document(document, version, changes)
-        finally:
-            self._writing = False
+        self._written = None
+        zxid = await self._store.write_document(document, version, changes)
         if self._document is written:  # otherwise another leader replaced the document before this response came
-            self._document = document, new_version, False
+            self._document, self._written = (document, version + 1, False), zxid
         self._last = document
         # the other members have released, so the leader must not wait until they write their claims
         self._claims = {member: watched for member, watched in self._claims.items() if member in document.waiting}
         if document.waiting:
             self.changed.set()  # the next snapshot sets the watches on the claims that the document waits for
         log.info("%s: %s", self._store.paths.group, document)
-        if self._seen > new_version:  # read before this response came
+        if self._seen > zxid:  # read before this response came
             raise BadVersion(self._store.paths.assignment)
 
     def _steps_to(self, document: AssignmentDocument, version: int) -> tuple[Step, ...]:
@@ -198,8 +188,9 @@ class GroupZnodes:
                 # reads the count before the document: if another leader writes in between, the old count makes the next
                 # write fail
                 writes = await self._store.writes()
-                document, version = await self._store.document(counts=self._counts)
+                document, stat, _ = await self._store.sized_document(counts=self._counts)
                 miscounted = document is not None and 0 < document.writes != writes
+                version, self._written = (-1, None) if stat is None else (stat.version, stat.zxid)
                 self._document = None if document is None else document.but(writes=writes), version, miscounted
             except InvalidZnode as error:
                 log.error("%s: %s; continuing from the members' claims", self._store.paths.group, error)

@@ -85,14 +85,9 @@ class Leader:
         self._decider.forget()
         self._znodes.start_over()
 
-    @property
-    def version(self) -> int:
-        """See `GroupZnodes.version`."""
-        return self._znodes.version
-
-    def saw(self, version: int, before: int) -> None:
-        """Called with each version of the assignment that this member reads; see `GroupZnodes.is_foreign`."""
-        if self._znodes.is_foreign(version, before):
+    def saw(self, zxid: int) -> None:
+        """Called with the last transaction of each assignment that this member reads."""
+        if self._znodes.is_foreign(zxid):
             log.warning("%s: another client wrote the assignment; reading it again", self._group)
             self.start_over()
 

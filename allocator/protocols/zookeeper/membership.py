@@ -40,6 +40,7 @@ from allocator.protocols.zookeeper.client.client import (
     NotAuthorized,
     NoZnode,
     Op,
+    Stat,
     Watched,
     ZooKeeperClient,
     ZooKeeperError,
@@ -345,8 +346,8 @@ class ZooKeeperMembership(SessionMembership):
                     return
                 continue
             try:
-                document, version = await self._read_document()
-                await self._apply(document, version, scope)
+                document, stat = await self._read_document()
+                await self._apply(document, -1 if stat is None else stat.version, scope)
                 if document is not None and self._followed is not None:
                     self._followed(document)
             except ConnectionLost:
@@ -355,19 +356,18 @@ class ZooKeeperMembership(SessionMembership):
                 await asyncio.sleep(0.05)
                 self._changed.set()
 
-    async def _read_document(self) -> tuple[AssignmentDocument | None, int]:
-        before = -1 if self._leader is None else self._leader.version
+    async def _read_document(self) -> tuple[AssignmentDocument | None, Stat | None]:
         try:
-            document, version = await self._document.get()
+            document, stat = await self._document.get()
         except InvalidZnode as error:
             log.error("%s: %s", self._group, error)
-            document, version = None, -1
+            document, stat = None, None
         if self._leader is not None:
-            if document is None:
+            if stat is None:
                 self._leader.start_over()
             else:
-                self._leader.saw(version, before)
-        return document, version
+                self._leader.saw(stat.zxid)
+        return document, stat
 
     async def _apply(self, document: AssignmentDocument | None, version: int, scope: TaskGroup) -> None:
         if document is None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from allocator.documents import InvalidZnode
-from allocator.protocols.zookeeper.client.client import Watch, get_if_exists
+from allocator.protocols.zookeeper.client.client import Stat, Watch, get_if_exists
 from allocator.protocols.zookeeper.znodes.changes import Changes
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument
 from allocator.protocols.zookeeper.znodes.store import Store
@@ -27,12 +27,11 @@ class AssignmentReader:
         self._store = store
         self._member = member
         self._document: AssignmentDocument | None = None  # None if the next read is a whole one
-        self._version = -1
-        self._created = -1  # the transaction that created the znode: its versions count from there
+        self._stat = Stat(-1, 0, 0, 0)  # of `_document`
 
-    async def read(self, watch: Watch) -> tuple[AssignmentDocument | None, int]:
-        """Returns the same as `Store.document` for this member alone. Calls `watch` once, when the assignment may have
-        changed."""
+    async def read(self, watch: Watch) -> tuple[AssignmentDocument | None, Stat | None]:
+        """Returns the assignment of this member alone, and the stat of its znode; (None, None) when there is none.
+        Calls `watch` once, when the assignment may have changed. Raises InvalidZnode."""
         last, self._document = self._document, None
         if last is None:
             document, stat, size = await self._store.sized_document(watch, only=self._member)
@@ -40,14 +39,12 @@ class AssignmentReader:
             document = await self._newest(last, watch)
             if document is not None:
                 self._document = document
-                return document, self._version
+                return document, self._stat
             # `_newest` has set the watch
             document, stat, size = await self._store.sized_document(only=self._member)
-        if stat is None:
-            return None, -1
-        if size >= self._store.WHOLE_BYTES:
-            self._document, self._version, self._created = document, stat.version, stat.created_zxid
-        return document, stat.version
+        if stat is not None and size >= self._store.WHOLE_BYTES:
+            self._document, self._stat = document, stat
+        return document, stat
 
     async def _newest(self, last: AssignmentDocument, watch: Watch) -> AssignmentDocument | None:
         """Returns the newest document from `last` and the changes since; None if it must be read whole."""
@@ -55,9 +52,9 @@ class AssignmentReader:
         for _ in range(OVERTAKEN):
             # both requests are on their way at once
             stat, found = await asyncio.gather(zk.exists(paths.assignment, watch), get_if_exists(zk, paths.base))
-            if stat is None or stat.created_zxid != self._created or found is None:
-                return None
-            if stat.version == self._version:
+            if stat is None or stat.created_zxid != self._stat.created_zxid or found is None:
+                return None  # versions count from the creation of the znode
+            if stat.version == self._stat.version:
                 return last
             data, counted = found
             if not data:  # a leader of an older version wrote the document, or too much has changed
@@ -69,11 +66,11 @@ class AssignmentReader:
                     return None
                 if changes.version > stat.version:
                     continue  # the leader wrote between the two requests, so the watch has fired
-                document = changes.apply(paths.base, self._member, last, self._version)
+                document = changes.apply(paths.base, self._member, last, self._stat.version)
             except InvalidZnode as error:
                 log.warning("%s: %s; reading the whole assignment", paths.group, error)
                 return None
             if document is not None:
-                self._version = stat.version
+                self._stat = stat
             return document
         return None

@@ -209,7 +209,8 @@ class Store:
         return 0 if stat is None else stat.version
 
     async def write_document(self, document: AssignmentDocument, version: int, changes: Changes | None = None) -> int:
-        """Replaces the assignment if its znode still has `version` (-1: does not exist); returns the new version.
+        """Replaces the assignment if its znode still has `version` (-1: does not exist); returns the id of the
+        transaction.
 
         `document.writes` is the number of this write (0: any). `changes` lead to this document; None makes each member
         read it whole. Raises BadVersion or ZnodeExists when another leader wrote first.
@@ -224,12 +225,12 @@ class Store:
         # each member reads the changes, so they are of use only if they are smaller than the document
         noted = b"" if changes is None or len(data) < self.WHOLE_BYTES else changes.encode(len(data))
         counted = Op("set", self.paths.base, noted, version=document.writes - 1)
-        await self.zk.multi([Op(kind, self.paths.assignment, head, version), counted])
+        zxid = await self.zk.multi([Op(kind, self.paths.assignment, head, version), counted])
         # most documents have no shards; then a request for the list of shards would only delay the leader
         if shards or not self._swept:
             await self._sweep(set(shards), document.revision)
             self._swept = not shards
-        return version + 1
+        return zxid
 
     async def _sweep(self, keep: set[str], revision: int) -> None:
         """Deletes the shards of earlier documents. Keeps the shards of later revisions: while this leader was paused

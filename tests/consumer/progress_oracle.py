@@ -35,6 +35,8 @@ class View:
 
     def __init__(self, member: Any, log: Log, starts: set[int], ends: set[int]) -> None:
         self.member, self.log, self.may_be, self.ends = member, log, starts, ends
+        self.former_ends: set[int] = set()
+        """`ends` before a seek: a commit of one of them may be under way."""
         self.sought: dict[str, tuple[int, set[int]]] = {}
         self.newest = ""
         """The id of the newest seek of an operator with a result."""
@@ -155,6 +157,7 @@ class Oracle:
 
     def seeks(self, partition: TopicPartition, offset: int) -> None:
         view = self.views[partition]
+        view.former_ends |= view.ends
         view.may_be, view.ends, view.in_hand, view.known, view.stopped = {offset}, set(), [], True, False
         view.handled, view.replaced = {each for each in view.handled if each < offset}, set()
         view.explicit = False
@@ -176,6 +179,7 @@ class Oracle:
         if view is not None and command in view.sought:
             target, positions = view.sought.pop(command)
             if done and command > view.newest:  # the result of a seek that a later one replaced may come last
+                view.former_ends |= view.ends
                 view.may_be, view.ends, view.known, view.newest = positions, set(), True, command
                 self._overtakes(view)
                 view.unsure |= {each for each in view.handled if each >= target}
@@ -315,7 +319,7 @@ class Oracle:
         view = self.views.get(partition)
         if view is not None and view.member is member:
             view.explicit = offset in self.tried[member, log]
-            if offset in view.ends:  # it has found the end
+            if offset in view.ends | view.former_ends:  # it has found the end
                 self.excused[log] = max(self.excused[log], offset)
         if offset > log.end:
             raise Broken(f"{member} commits {partition}@{offset}, beyond the end {log.end}")

@@ -227,7 +227,7 @@ class Commits:
             tenures = list(self._uncommitted(wanted)) if or_raise else []
             self._must_act()
             await self._commit_chosen(group, partial(self._done, wanted), patience_s=patience_s)
-            if (error := self._left(tenures)) is not None:
+            if (error := _left(self.offsets.group, tenures)) is not None:
                 raise error
 
     def commit_async(self, offsets: Offsets | None, callback: OnCommit | None = None) -> None:
@@ -253,7 +253,8 @@ class Commits:
     ) -> None:
         if task.cancelled():
             return
-        group, error = self.offsets.group, task.exception() or self._left(tenures)
+        group = self.offsets.group
+        error = task.exception() or _left(group, tenures)
         if error is not None and not isinstance(error, AllocatorError):
             log.error("%s: a commit ended with an internal error", group, exc_info=error)
             return
@@ -276,17 +277,6 @@ class Commits:
         for partition, tenure in self._state.assignment.items():
             if (partitions is None or partition in partitions) and tenure.is_uncommitted:
                 yield tenure
-
-    def _left(self, tenures: list[TopicPartitionState]) -> AllocatorError | None:
-        """Returns the error if some of these tenures are not committed: they have ended before, or are in doubt."""
-        left = [each for each in tenures if each.is_uncommitted]
-        lost = [each.partition for each in left if each.phase is Phase.ENDED]
-        if lost:
-            names = partition_names(lost)
-            return Fenced(f"group {self.offsets.group!r}: not committed: {names} (this member has lost it since)")
-        if doubted := [each.partition for each in left if each.in_doubt]:
-            return CommitFailed(f"group {self.offsets.group!r}: not committed: {partition_names(doubted)} ({IN_DOUBT})")
-        return None
 
     async def _commit_chosen(
         self, group: StoredOffsets, choose: Choice, *, follows: bool = True, patience_s: float = math.inf
@@ -394,6 +384,18 @@ class Commits:
 
     def now(self) -> float:
         return boot_clock() if self._idle is None else self._idle.clock()
+
+
+def _left(group: str, tenures: Iterable[TopicPartitionState]) -> AllocatorError | None:
+    """Returns the error if some of these tenures are not committed: they have ended before, or are in doubt."""
+    left = [each for each in tenures if each.is_uncommitted]
+    lost = [each.partition for each in left if each.phase is Phase.ENDED]
+    if lost:
+        names = partition_names(lost)
+        return Fenced(f"group {group!r}: not committed: {names} (this member has lost it since)")
+    if doubted := [each.partition for each in left if each.in_doubt]:
+        return CommitFailed(f"group {group!r}: not committed: {partition_names(doubted)} ({IN_DOUBT})")
+    return None
 
 
 async def _in_transactions(

@@ -146,6 +146,34 @@ async def test_a_topic_created_again_at_once_is_read_from_its_beginning(setting:
                 values.update(await read(consumer, 1))
 
 
+@pytest.mark.parametrize("setting", ["1.1.1"], indirect=True)
+async def test_a_committed_offset_of_a_topic_that_is_created_again_meanwhile_does_not_count(
+    setting: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the member that begins reads it."""
+    here = {"auto_commit_interval_s": None, "zookeeper": setting.cluster.zookeeper}
+    await setting.produce(0, 50)
+    async with setting.consumer(**here) as former:
+        assert await read(former, 50) == list(range(50))
+        await former.commit()
+    fetch, found, goes_on = GroupOffsets.fetch, asyncio.Event(), asyncio.Event()
+
+    async def held(offsets: GroupOffsets, *args: Any, **options: Any) -> Any:
+        committed = await fetch(offsets, *args, **options)
+        found.set()
+        await goes_on.wait()
+        return committed
+
+    monkeypatch.setattr(GroupOffsets, "fetch", held)
+    async with setting.consumer(**here) as consumer:
+        await asyncio.wait_for(found.wait(), 30)
+        await recreate(setting)
+        doubts = consumer._member.state.doubts
+        await wait_until_async(lambda: doubts[setting.topic], 30, "the event")
+        goes_on.set()
+        assert await read(consumer, 80) == list(range(1000, 1080))
+
+
 @pytest.mark.parametrize(("setting", "storage"), [("0.9.0.1", "both"), ("1.1.1", "zookeeper")], indirect=["setting"])
 async def test_an_offset_in_zookeeper_of_a_former_topic_does_not_count(setting: Service, storage: str) -> None:
     def consumer() -> Consumer:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from functools import partial
 
+from allocator.core.aio.backoff import Backoff
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import DEBUGGING, LATEST, list_offsets
 from allocator.core.consumer.starting_positions import CommittedOffsets
@@ -23,6 +24,9 @@ from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
+# longest pause before the next try, while the broker or ZooKeeper is away. Higher: partitions in doubt stand still for
+# longer afterwards; lower: more requests of all members at once
+BACKOFF_MAX_S = 1.0
 TIMEOUT_S = 5.0  # of a request for the ends of doubted logs. Higher: a slow broker delays others; lower: more requests
 
 
@@ -61,10 +65,12 @@ class Doubts:
         self._woken: asyncio.Event | None = None
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> CommittedOffsets:
-        """Returns the committed offsets of partitions that begin, and notes which topics these belong to."""
+        """Returns the committed offsets of partitions that begin, and notes which topics these belong to. They count
+        until `SubscriptionState.doubts` changes for the topic."""
         wanted = frozenset(partitions)
         created = await self._look({tp.topic for tp in wanted})
         changed = self._changed(created)
+        self._state.doubts.update(changed)
         for tp, tenure in self._state.assignment.items() if changed else ():
             if tp.topic in changed and tenure.position is not None:
                 self._fetcher.recreated(tp)  # this member began to read the former topic
@@ -90,6 +96,7 @@ class Doubts:
         """Called with each metadata. A topic that is missing may come back with other records at the same offsets."""
         gone = {topic for topic in self._state.topics() if self._client.partitions(topic) is None}
         if gone:
+            self._state.doubts.update(gone)
             self._state.forget_logs(gone.__contains__)
             for tp, tenure in self._state.assignment.items():
                 if tp.topic in gone and tenure.topic_id is None:
@@ -99,6 +106,7 @@ class Doubts:
     def _znode_changed(self, topic: str) -> None:
         self._watching.pop(topic, None)
         self._unwatched.add(topic)
+        self._state.doubts[topic] += 1
         for tp, tenure in self._state.assignment.items():
             if tp.topic == topic and tenure.topic_id is None:
                 tenure.doubt_log()
@@ -111,6 +119,7 @@ class Doubts:
     async def run(self) -> None:
         """Decides doubts until cancelled."""
         self._woken, self._state.on_doubt = asyncio.Event(), self.wake
+        backoff = Backoff(self._client.retry_backoff_s, BACKOFF_MAX_S)
         while True:
             await self._woken.wait()
             self._woken.clear()
@@ -130,9 +139,10 @@ class Doubts:
                 others = await self._others(decided, created)
             except AllocatorError as error:
                 log.debug("cannot compare %d topics yet: %s", len(there), error)
-                await asyncio.sleep(self._client.retry_backoff_s)
+                await asyncio.sleep(backoff.next())
                 self.wake()
                 continue
+            backoff.reset()
             self._unwatched -= unwatched | {tp.topic for tp in decided}
             here = {tp: assigned[tp] for tp in decided if assigned.get(tp) is doubted[tp][0]}
             # a topic that came into doubt again in the meantime is decided as a whole, the next time

@@ -21,6 +21,8 @@ from allocator.core.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, T
 log = logging.getLogger(__name__)
 
 CommittedOffsets = Mapping[TopicPartition, OffsetAndMetadata]
+Found = tuple[CommittedOffsets, Mapping[str, int]]
+"""Committed offsets, and `SubscriptionState.doubts` when they were requested."""
 
 
 class SinkOffsets(Protocol):
@@ -60,12 +62,12 @@ class StartingPositions:
         self._report = report
         self._retry_backoff_s = retry_backoff_s
         # partitions that this member is about to claim, and the task that requests their committed offsets
-        self._expected: tuple[Partitions, asyncio.Task[CommittedOffsets | None]] | None = None
+        self._expected: tuple[Partitions, asyncio.Task[Found | None]] | None = None
 
     def expect(self, partitions: Partitions, tasks: BackgroundTasks) -> None:
         """Requests the committed offsets of free partitions that this member is about to claim."""
         self.forget_expected()
-        self._expected = partitions, tasks.start(self._look_up(partitions), "committed offsets")
+        self._expected = partitions, tasks.start(self._expect(partitions), "committed offsets")
 
     def forget_expected(self) -> None:
         """Drops the request of `expect`, because another member may have owned the partitions since."""
@@ -89,17 +91,21 @@ class StartingPositions:
         task.add_done_callback(lambda _: registered.cancel())
         return registered
 
-    async def _look_up(self, partitions: Partitions) -> CommittedOffsets | None:
+    async def _expect(self, partitions: Partitions) -> Found | None:
         try:
-            return await self._committed(partitions)
+            return await self._look_up(partitions)
         except AllocatorError:  # `_find` repeats the request, and reports the error
             return None
+
+    async def _look_up(self, partitions: Partitions) -> Found:
+        doubts = {tp.topic: self._state.doubts[tp.topic] for tp in partitions}
+        return (await self._committed(partitions)) if partitions else {}, doubts
 
     async def _find(
         self,
         tenures: list[TopicPartitionState],
         registered: asyncio.Future[None],
-        early: asyncio.Task[CommittedOffsets | None] | None = None,
+        early: asyncio.Task[Found | None] | None = None,
     ) -> None:
         """Seeks to the committed offsets, or requests a reset. Repeats the request until the coordinator responds.
 
@@ -108,10 +114,9 @@ class StartingPositions:
         """
         found = None if early is None else await early
         if found is not None:
-            for partition in self._missing(tenures):
-                self._begin_at(partition, found.get(partition))
-            self._fetcher.wake()
-            return
+            tenures = self._begin(tenures, found)
+            if not tenures:
+                return
         unknown = Reminder(log)
         while True:
             missing = self._missing(tenures)
@@ -123,7 +128,7 @@ class StartingPositions:
                 stored = {} if self._sink is None else await self._sink.begin(owned)
                 if not registered.done():
                     registered.set_result(None)
-                committed = await self._committed(missing - stored.keys()) if missing - stored.keys() else {}
+                found = await self._look_up(missing - stored.keys())
             except AllocatorError as error:
                 named = missing & (error.partitions if isinstance(error, NoOffsetsError) else NO_PARTITIONS)
                 if named and named != missing:
@@ -137,14 +142,23 @@ class StartingPositions:
                     await self._report(error)
                 await asyncio.sleep(self._retry_backoff_s)
                 continue
-            for partition in self._missing(tenures):
-                if partition in stored:
-                    # the sink's offset counts, because the database has exactly the effects of the records before it
-                    self._state.seek(partition, stored[partition])
-                    continue
+            for partition in self._missing(tenures) & stored.keys():
+                # the sink's offset counts, because the database has exactly the effects of the records before it
+                self._state.seek(partition, stored[partition])
+            tenures = self._begin(tenures, found)
+            if not tenures:
+                return
+
+    def _begin(self, tenures: list[TopicPartitionState], found: Found) -> list[TopicPartitionState]:
+        """Starts tenures at their committed offsets. Returns those for which these have to be read again, because their
+        topic came into doubt since."""
+        committed, doubts = found
+        again = {topic for topic, count in doubts.items() if self._state.doubts[topic] != count}
+        for partition in self._missing(tenures):
+            if partition.topic not in again:
                 self._begin_at(partition, committed.get(partition))
-            self._fetcher.wake()
-            return
+        self._fetcher.wake()
+        return [tenure for tenure in tenures if tenure.partition.topic in again]
 
     def _begin_at(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
         if committed is not None:

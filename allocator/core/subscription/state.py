@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Optional
 
@@ -74,6 +75,8 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         """Called when a reset has found the start of a partition without a committed offset, past earlier records."""
         self.on_doubt: Callable[[], None] | None = None
         """Called when a log came into doubt (`TopicPartitionState.in_doubt`); None if nobody can decide."""
+        self.doubts: Counter[str] = Counter()
+        """How often each topic came into doubt: offsets that were read before may be those of a former topic."""
         self.reader = ReaderHolds(lambda: self.on_freed())
         """What the reader works on. Empty while a processor handles the records."""
 

@@ -13,11 +13,11 @@ import pytest
 
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.client.client import KafkaClient
-from allocator.core.consumer import GroupMember, MembershipConfig
+from allocator.core.consumer import GroupMember, MembershipConfig, commits
 from allocator.core.consumer.commits import Commits
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.subscription.state import SubscriptionState
-from allocator.errors import CommitFailed
+from allocator.errors import CommitFailed, ConfigError
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 from tests.memory_offsets import MemoryOffsets
@@ -211,6 +211,26 @@ async def test_a_commit_asks_for_the_lease_as_often_for_many_partitions_as_for_o
             await member.commits.commit(dict.fromkeys(partitions, OffsetAndMetadata(7, "", -1)))
             counts.append(member.asked - before)
         assert counts[0] == counts[1]
+
+
+async def test_an_offset_that_cannot_be_committed_is_refused_before_a_doubt_is_decided() -> None:
+    async with started() as member:
+        member.began_at(3)
+        member.state.assignment[A].doubt_log()
+        with pytest.raises(ConfigError, match="t:0: offset -1"):
+            await asyncio.wait_for(member.commits.commit({A: OffsetAndMetadata(-1, "", -1)}), 10)
+
+
+async def test_a_release_does_not_wait_for_long_for_a_topic_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was probably deleted, and the partitions of other topics wait with it."""
+    monkeypatch.setattr(commits, "DOUBT_PATIENCE_S", 0.05)
+    async with started() as member:
+        member.began_at(3)
+        member.done(A, 5)
+        member.done(B, 5)
+        member.state.assignment[A].doubt_log()
+        await asyncio.wait_for(member.commits.commit_done(patience_s=commits.RELEASE_PATIENCE_S), 15)
+        assert member.group.sent == [{B: 5}]
 
 
 async def test_an_offset_of_a_log_that_was_cut_is_not_committed() -> None:

@@ -45,6 +45,9 @@ BACKOFF_S = 0.1  # first pause after a failed automatic commit
 # seconds without a response of the coordinator after which a release goes on without its commit. Higher: after a longer
 # outage no record is read twice; lower: partitions move sooner, and a close takes less time
 RELEASE_PATIENCE_S = 30.0
+# seconds that a release or a close waits for a topic in doubt, which was probably deleted. Higher: after a restart of the
+# brokers, whose first metadata lack topics, fewer records are read twice; lower: partitions of other topics move sooner
+DOUBT_PATIENCE_S = 3.0
 TRANSACTIONS_AT_ONCE = 20  # Higher: many idle offsets are committed sooner; lower: fewer requests at a time
 
 
@@ -185,11 +188,11 @@ class Commits:
         error."""
         group = self.offsets
         if offsets:
+            check_offsets(offsets)
             call = self._call()
             to_send = call.note(self._to_send(offsets), offsets)
             await self.until_decided(lambda: any(map(self._state.is_in_doubt, offsets)))
             if self.transact is not None:
-                check_offsets(offsets)
                 await _in_transactions(
                     self.transact, partial(_without, offsets), lambda _, offset: Chosen(offset, call)
                 )
@@ -211,8 +214,8 @@ class Commits:
     ) -> None:
         """Commits what is done, of these partitions or of all. Leaves out partitions that are lost meanwhile; with
         `or_raise`, raises Fenced for them. After the first request, gives up once the coordinator has not responded for
-        `patience_s` seconds, so that commits do not wait for it one after another. Waits as long for topics in doubt,
-        and leaves those out that remain; with `or_raise`, raises CommitFailed for them.
+        `patience_s` seconds, so that commits do not wait for it one after another. Waits also for topics in doubt, and
+        leaves those out that remain; with `or_raise`, raises CommitFailed for them.
 
         Raises CommitFailed before it sends anything if the lease is not valid, or the coordinator's error.
         """
@@ -222,7 +225,7 @@ class Commits:
             tenures = self._state.assignment
             return any(t.in_doubt and t.is_uncommitted for p, t in tenures.items() if wanted is None or p in wanted)
 
-        await self.until_decided(in_doubt, patience_s)
+        await self.until_decided(in_doubt, patience_s if or_raise else min(patience_s, DOUBT_PATIENCE_S))
         if await self.has_uncommitted(wanted):
             tenures = list(self._uncommitted(wanted)) if or_raise else []
             self._must_act()

@@ -165,7 +165,7 @@ class Ownership(HoldingListener):
         try:
             await self._commit(partitions)
         except AllocatorError as error:
-            log.warning("the done records of %d revoked partitions are not committed: %s", len(partitions), error)
+            log.warning("done records of revoked partitions are not committed: %s", error)
 
     async def _report(self, error: AllocatorError) -> None:
         """Passes an error to the user. Returns when the user has received it."""

@@ -350,7 +350,7 @@ class Oracle:
             # an operator's seek that is not reported yet may have come after the calls
             found = found.union(*(_found(log, target) for target, _ in view.sought.values()))
         stored = None if at is None or at.log is not log else at.offset
-        if view.explicit and stored is not None and stored > max(found, default=stored):
+        if view.explicit and stored is not None and stored > min(found, default=stored):
             return  # an operator's seek back came before the user's commit
         if stored is None and self.reset == "earliest":
             stored = log.start

@@ -143,11 +143,14 @@ class Admission:
         """Whether every record is done that was put here."""
         return not (self.window.left or self._queue or self._opened is not None)
 
-    def done(self) -> tuple[int | None, DoneSet | None]:
-        """Returns the lowest offset that is not done (None: every record is done), and the done records beyond it."""
+    def done(self, *, returned: bool = False) -> tuple[int | None, DoneSet | None]:
+        """Returns the lowest offset that is not done (None: every record is done), and the done records beyond it.
+
+        With `returned`, records whose results are to be committed count as done.
+        """
         if self._final is not None:
             return self._final
-        base, beyond = self.window.done_set()
+        base, beyond = (self.window.returned(0)[1], None) if returned else self.window.done_set()
         return None if self.is_empty and (self._is_over or not self.closed) else base, beyond
 
     def put(self, batch: Batch) -> None:

@@ -62,8 +62,7 @@ class PartitionWorker(LaneOwner):
         if work.results.exactly_once:
             self._committing = Committing(
                 work.results,
-                tenure,
-                lambda: not (self.void or self.has_outlived),
+                self,
                 self._committed,
                 self._refuse,
                 self._letter_ended,
@@ -95,8 +94,8 @@ class PartitionWorker(LaneOwner):
     def busy(self) -> bool:  # type: ignore[override]
         return not self.has_ended
 
-    def done(self) -> tuple[int | None, DoneSet | None]:
-        return self.admission.done()
+    def done(self, *, delivered: bool = False) -> tuple[int | None, DoneSet | None]:
+        return self.admission.done(returned=delivered and self._committing is not None)
 
     def is_of(self, record: Any) -> bool:
         plan = self._work.retry_plan

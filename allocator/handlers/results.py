@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from allocator.core.aio import Backoff
 from allocator.core.consumer import Chosen, ConsumerBase
-from allocator.core.subscription import TopicPartitionState
+from allocator.core.subscription import Hold, TopicPartitionState
 from allocator.errors import AllocatorError, Closed, DeliveryFailed, Fenced
 from allocator.handlers.handlers import HandlerMisuse
 from allocator.handlers.window import Unit, Window, offset_of
@@ -103,7 +103,10 @@ class Results:
 
 
 class Committing:
-    """Commits the results of one tenure in the order of its records, as many at a time as are there.
+    """Commits the results of the records of one hold in their order, as many at a time as are there.
+
+    Drops the results of records that their log has lost: an unclean election cut them off, or the topic was created
+    again. No offset belongs to them any more, and so no transaction.
 
     `finished` is called with the units whose results are committed, `refused` with a unit whose result cannot be
     written, and `ended` when nothing is left to commit.
@@ -112,15 +115,15 @@ class Committing:
     def __init__(
         self,
         results: Results,
-        tenure: TopicPartitionState,
-        goes_on: Callable[[], bool],
+        hold: Hold,
         finished: Callable[[Sequence[Unit]], None],
         refused: Callable[[Unit, BaseException], None],
         ended: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self._results = results
-        self._tenure = tenure
-        self._goes_on = goes_on
+        self._hold = hold
+        assert isinstance(hold.tenure, TopicPartitionState)
+        self._tenure = hold.tenure
         self._finished = finished
         self._refused = refused
         self._ended = ended
@@ -132,6 +135,10 @@ class Committing:
         if self.task is None and window.returned(1)[0]:
             self.task = asyncio.get_running_loop().create_task(self._run(window), name="results")
             self.task.add_done_callback(partial(self._end, window))
+
+    def _goes_on(self) -> bool:
+        hold = self._hold
+        return not hold.has_outlived and (hold.of_former_log or not hold.void)
 
     def _end(self, window: Window, task: asyncio.Task[None]) -> None:
         self.task = None
@@ -145,6 +152,15 @@ class Committing:
             units, end = window.returned(most)
             if not units:
                 return
+            if not self._tenure.can_commit and not self._hold.of_former_log:  # where the log was cut is not known yet
+                await asyncio.sleep(backoff.next())
+                continue
+            reach = 0 if self._hold.of_former_log else self._tenure.done(delivered=True)[0]
+            kept = [unit for unit in units if offset_of(unit.argument) < reach]
+            if not kept:
+                self._finished(units)
+                continue
+            units, end = kept, min(end, reach)
             # now, because until the transaction begins, a seek or another log may come
             chosen = self._results.chosen(self._tenure.partition, end)
             try:

@@ -119,7 +119,7 @@ class TenureTransactions:
             if chosen is None or (not records and self._is_late(chosen)):
                 return
             if records and not self._offsets.changes(self._seen, chosen.offset):
-                if self.tenure.position is None:
+                if not self.tenure.can_commit:
                     name = partition_names([self.tenure.partition])
                     raise Fenced(f"{name}: its position is not known; nothing is written", retriable=True)
                 # Records before the committed offset were read again, up to that offset. Where they begin is committed

@@ -15,7 +15,19 @@ from allocator.errors import Closed, ConfigError, HandlerFailed
 from allocator.handlers.results import Committing
 from allocator.testing import LocalCluster, wait_until_async
 from tests.producer import result_handlers
-from tests.producer.test_transactions import PARTITIONS, Two, Walk, disturb, long, two, walk
+from tests.producer.test_transactions import (
+    LATE,
+    PARTITIONS,
+    Two,
+    Walk,
+    batch_of,
+    disturb,
+    in_transaction,
+    long,
+    numbered,
+    two,
+    walk,
+)
 from tests.producer.witnesses import committed_values
 
 __all__ = ["two", "walk"]
@@ -203,11 +215,12 @@ async def test_results_that_wait_for_their_topic_do_not_hide_a_move_of_the_posit
     move: str, kafka_cluster: LocalCluster, two: Two
 ) -> None:
     """Their offset was chosen before the move, and belongs to another position or to the former topic."""
-    out, sent, hang = f"{two.out}-later", 0, asyncio.Event()
+    out, calls, sent, hang = f"{two.out}-later", 0, 0, asyncio.Event()
     await two.fill(20)
 
     async def handle(record: Record) -> Any:
-        nonlocal sent
+        nonlocal calls, sent
+        calls += 1
         if sent == 20:
             await hang.wait()
         sent += 1
@@ -231,12 +244,82 @@ async def test_results_that_wait_for_their_topic_do_not_hide_a_move_of_the_posit
             return found is not None and found.offset == wanted
 
         await wait_until_async(committed, 30, "the commit of the position")
+        await wait_until_async(lambda: calls > 20, 30, "the calls for the records there")
         work.cancel()
         await asyncio.wait({work})
     async with two.owner() as (_, consumer):
         found = await consumer.committed((two.source, 0))
         assert found is not None
         assert found.offset == wanted
+
+
+@pytest.mark.servers
+@pytest.mark.deadline(180)
+@pytest.mark.parametrize("mode", MODES)
+async def test_results_of_a_log_that_was_cut_commit_no_offset_beyond_the_cut(mode: str) -> None:
+    """An unclean election cuts off 10 of the 20 records that calls have. The calls return when others are there."""
+    config = {**LATE, "unclean.leader.election.enable": "true", "offsets.topic.replication.factor": 1}
+    async with LocalCluster("2.8.2", 3, broker_config=config) as cluster:
+        for name, partitions, replicas in (("in", 2, 2), ("out", 1, 1), ("warm", 1, 1)):
+            await asyncio.to_thread(cluster.create_topic, name, partitions, replicas)
+        stays, first, second = cluster.brokers
+        assert cluster.leader("in", 1) is first
+        here = Two(cluster, "in", "out", await coordinated_by(stays, cluster))
+        goes_on, calls = asyncio.Event(), 0
+
+        async def handle(record: Record) -> Produce:
+            nonlocal calls
+            calls += 1
+            await (goes_on if calls <= 20 else asyncio.Event()).wait()
+            return Produce("out", record.value)
+
+        async def write(value: bytes, count: int) -> None:
+            await asyncio.to_thread(cluster.produce, "in", [(None, value, 1)] * count)
+
+        async def is_read(consumer: Consumer, end: int) -> bool:
+            return await consumer.position(("in", 1)) == end
+
+        await write(b"both", 10)
+        await asyncio.to_thread(second.kill)
+        await write(b"only the first", 10)
+        async with here.owner(1) if mode == "exactly-once" else owner_without_transactions(here) as (_, consumer):
+            options: dict[str, Any] = {"ordering": "none", "concurrency": 30, "drain_timeout_s": 1.0}
+            work = asyncio.ensure_future(consumer.process(handle, results=mode, commit_interval_s=0.2, **options))
+            await wait_until_async(lambda: calls == 20, 60, "the calls")
+            await asyncio.to_thread(first.kill)
+            await asyncio.to_thread(second.start, 120)
+            await write(b"only the second", 30)
+            await wait_until_async(lambda: is_read(consumer, 40), 60, "the records of the second")
+            goes_on.set()
+            await wait_until_async(lambda: calls > 20, 60, "their calls")
+            work.cancel()
+            await asyncio.wait({work})
+        async with here.owner(1) as (_, consumer):
+            assert (await batch_of(consumer)).base_offset == 10
+        found = await asyncio.to_thread(committed_values, cluster.bootstrap, "out", 1)
+        cut = 0 if mode == "exactly-once" else 10
+        assert sorted(found) == [b"both"] * 10 + [b"only the first"] * cut
+
+
+@contextlib.asynccontextmanager
+async def owner_without_transactions(here: Two) -> AsyncIterator[tuple[None, Consumer]]:
+    async with here.consumer(1, auto_commit_interval_s=0.2) as consumer:
+        yield None, consumer
+
+
+async def coordinated_by(broker: Any, cluster: LocalCluster) -> str:
+    """Returns the name of a group of which this broker coordinates the offsets, and the transactions of "in", 1."""
+    warm = Two(cluster, "warm", "warm", "warm")
+    await warm.fill(1)
+    async with warm.owner() as (producer, consumer):  # creates the internal topics
+        await batch_of(consumer)
+        await in_transaction(producer, consumer)
+
+    def fits(group: str) -> bool:
+        places = [("__consumer_offsets", numbered(group, 4)), ("__transaction_state", numbered(f"{group}:in:1", 5))]
+        return all(cluster.leader(*place) is broker for place in places)
+
+    return next(name for name in map("g{}".format, range(500)) if fits(name))
 
 
 async def test_a_result_from_before_a_seek_is_not_committed_after_it(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,7 +180,7 @@ class Stopped(Hold):
         self._done = end, beyond
         tenure.add(self)
 
-    def done(self) -> tuple[int, DoneSet | None]:
+    def done(self, *, delivered: bool = False) -> tuple[int, DoneSet | None]:
         return self._done
 
 
@@ -235,7 +235,7 @@ def test_done_records_beyond_the_offset_go_on_to_the_next_tenure(member: Member)
     class Worker(Hold):
         busy = False
 
-        def done(self) -> tuple[int, DoneSet]:
+        def done(self, *, delivered: bool = False) -> tuple[int, DoneSet]:
             return 10, beyond
 
     tenure = member.claim(5)

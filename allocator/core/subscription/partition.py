@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from allocator.core.subscription.loss import Committed
 from allocator.core.subscription.progress import Progress
 from allocator.core.subscription.tenures import Phase, Tenures
 from allocator.core.types import OffsetAndMetadata, TopicPartition
@@ -136,11 +135,10 @@ class TopicPartitionState(Progress):
         if self._position is not before:
             self.fetch_again()
 
-    def to_commit(self, *, delivered: bool = False) -> Committed | None:
+    @property
+    def can_commit(self) -> bool:
         # past the truncation, the position belongs to records that the log no longer has
-        if self.fetch_state is FetchState.TRUNCATED:
-            return None
-        return super().to_commit(delivered=delivered)
+        return self._position is not None and self.fetch_state is not FetchState.TRUNCATED
 
     def fetch_again(self) -> None:
         """Drops the records that were read ahead. The position stays, with its leader epoch and topic id."""

@@ -44,8 +44,8 @@ class Hold:
         ended."""
         return self.tenure.phase is Phase.ENDED
 
-    def done(self) -> Done:
-        """Returns which of the records are done."""
+    def done(self, *, delivered: bool = False) -> Done:
+        """Returns which of the records are done. `delivered`: those that wait only for the commit count as done."""
         return None, None
 
     def is_of(self, record: Any) -> bool:
@@ -280,13 +280,14 @@ class Progress(Tenure):
     def done(self, *, delivered: bool = False) -> tuple[int, DoneSet | None]:
         """Returns the lowest offset that is not done, and the done records beyond it.
 
-        With `delivered`, the records that the reader has count as done. The position must be known.
+        With `delivered`, records that wait only for the commit count as done: the reader has them, or their results are
+        to be committed with them. The position must be known.
         """
         assert self._position is not None
         offset, beyond = int(self._position.offset), self.beyond
         for hold in self.holds:
-            if not (hold.void or hold.tenure is not self or (delivered and isinstance(hold, ReaderHold))):
-                first, more = hold.done()
+            if not (hold.void or hold.tenure is not self):
+                first, more = hold.done(delivered=delivered)
                 if first is None or first <= offset:
                     beyond = beyond if isinstance(hold, ReaderHold) else more
                     offset = offset if first is None else first
@@ -297,9 +298,14 @@ class Progress(Tenure):
         beyond, self.beyond = self.beyond, None
         return None if beyond is None else beyond.since(start)
 
+    @property
+    def can_commit(self) -> bool:
+        """Whether the position tells what is done."""
+        return self._position is not None
+
     def to_commit(self, *, delivered: bool = False) -> Committed | None:
         """Returns the offset to commit now; None if the committed offset is as far. `delivered`: see `done`."""
-        if self._position is None:
+        if not self.can_commit:
             return None
         offset, beyond = self.done(delivered=delivered)
         if self.committed is not None and not self._goes_back:
@@ -387,8 +393,8 @@ class ReaderHold(Hold):
         self._first: int | None = first
         self._reader = reader
 
-    def done(self) -> Done:
-        return self._first, None
+    def done(self, *, delivered: bool = False) -> Done:
+        return None if delivered else self._first, None
 
     def stop(self) -> None:
         if self.has_outlived:

@@ -26,6 +26,10 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 Records = Mapping[TopicPartition, Sequence[NewRecord]]
 Choose = Callable[[], Optional[Chosen]]
 
+# partitions whose offsets are committed at a time without results. Higher: many are committed sooner; lower: fewer
+# requests at a time
+OFFSETS_AT_ONCE = 20
+
 
 class ConsumerTransactions:
     """The transactions of one consumer with a `Producer`. Raises ConfigError for a consumer without offsets in
@@ -44,6 +48,7 @@ class ConsumerTransactions:
         self.group = group
         self.offsets = TransactionalCommits(core.commits, core.client, core.state, core.fetcher)
         self._tenures: dict[TopicPartition, TenureTransactions] = {}
+        self._limit: asyncio.Semaphore | None = None
 
     def of(self, tenure: TopicPartitionState) -> TenureTransactions:
         """Returns the transactions of a tenure. Raises ConfigError if the producer writes to another cluster."""
@@ -67,7 +72,9 @@ class ConsumerTransactions:
         self.producer._open_writer()
         tenure = self.core.state.assignment.get(partition)
         if tenure is not None:
-            await self.of(tenure).commit({}, choose, lambda: None)
+            # Python 3.9 binds it to the loop that is current when it is created
+            self._limit = self._limit or asyncio.Semaphore(OFFSETS_AT_ONCE)
+            await self.of(tenure).commit_offset(choose, self._limit)
 
 
 class TenureTransactions:
@@ -116,9 +123,7 @@ class TenureTransactions:
         async with self._turn:
             await self._begin()
             chosen = choose()
-            if chosen is None or (not records and self._is_late(chosen)):
-                return
-            if records and not self._offsets.changes(self._seen, chosen.offset):
+            if chosen is not None and records and not self._offsets.changes(self._seen, chosen.offset):
                 if not self.tenure.can_commit:
                     name = partition_names([self.tenure.partition])
                     raise Fenced(f"{name}: its position is not known; nothing is written", retriable=True)
@@ -130,6 +135,17 @@ class TenureTransactions:
                 chosen = choose()
             if chosen is not None:
                 await self._commit(records, chosen, committed)
+
+    async def commit_offset(self, choose: Choose, limit: asyncio.Semaphore) -> None:
+        """Commits the chosen offset without results; leaves it out if nothing is chosen any more. `limit` bounds how
+        many tenures do so at a time."""
+        async with self._turn, limit:  # in this order: an earlier call of the same partition comes first
+            if choose() is None:  # perhaps others have failed, and this one would only wait for the same broker
+                return
+            await self._begin()
+            chosen = choose()
+            if chosen is not None and not self._is_late(chosen):
+                await self._commit({}, chosen, lambda: None)
 
     def _is_late(self, chosen: Chosen) -> bool:
         """Returns whether the offset is from before a move of the position that is committed already."""

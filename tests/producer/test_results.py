@@ -22,6 +22,7 @@ from tests.producer.test_transactions import (
     Walk,
     batch_of,
     disturb,
+    held_requests,
     in_transaction,
     long,
     numbered,
@@ -358,3 +359,54 @@ async def test_a_result_from_before_a_seek_is_not_committed_after_it(two: Two, m
         await asyncio.wait({work})
         assert await is_committed()
     assert await two.results() == []
+
+
+async def test_a_result_that_waits_behind_a_former_owners_transaction_is_written_once(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former owner was frozen before the end of its transaction, which then comes before the next owner's first
+    request. So the next owner reads on at another offset than the one that it knew, also the records of the result."""
+    await two.fill(3)
+    hang, handled, placed, waits = asyncio.Event(), 0, Committing._placed, asyncio.Event()
+
+    async def hangs(record: Record) -> None:
+        await hang.wait()
+
+    async def noted(self: Committing, units: Any) -> Any:
+        found = await placed(self, units)
+        waits.set()
+        return found
+
+    async def handle(record: Record) -> Any:
+        nonlocal handled
+        await begins.wait()  # in the commit of where the partition begins
+        handled += 1
+        return Produce(two.out, b"%d" % record.offset)
+
+    monkeypatch.setattr(Committing, "_placed", noted)
+    options: dict[str, Any] = {"results": "exactly-once", "commit_interval_s": 0.2, "drain_timeout_s": 1}
+    async with two.owner() as (_, former), two.owner() as (_, heir):
+        async with held_requests(monkeypatch, "EndTxn") as (is_ending, ends):
+            works = [asyncio.ensure_future(former.process(hangs, **options))]
+            await is_ending.wait()  # it commits where the partition begins
+        async with held_requests(monkeypatch, "InitProducerId") as (begins, goes_on):
+            works.append(asyncio.ensure_future(heir.process(handle, **options)))
+            await waits.wait()  # the results wait for their turn
+            ends.set()
+
+            async def is_committed() -> bool:
+                return await former.committed((two.source, 0)) is not None
+
+            await wait_until_async(is_committed, 30, "the transaction of the former owner")
+            goes_on.set()
+            await wait_until_async(lambda: handled == 6, 30, "the records to be handled again")
+
+        async def all_committed() -> bool:
+            found = await heir.committed((two.source, 0))
+            return found is not None and found.offset == 3
+
+        await wait_until_async(all_committed, 30, "the commit of all records")
+        for work in works:
+            work.cancel()
+        await asyncio.wait(works)
+    assert await two.results() == [b"0", b"1", b"2"]

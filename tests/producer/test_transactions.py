@@ -778,6 +778,19 @@ async def test_one_call_commits_any_number_of_partitions(two: Two, topic_factory
     assert [each and each.offset for each in found] == [7] * 45
 
 
+async def test_a_commit_of_many_partitions_never_replaces_a_later_one(two: Two, topic_factory: TopicFactory) -> None:
+    many = topic_factory(25, cluster=two.cluster)
+    everything = [TopicPartition(many, number) for number in range(25)]
+    async with two.owner() as (_, consumer):
+        consumer.assign(everything)
+        first = asyncio.ensure_future(consumer.commit(dict.fromkeys(everything, 7)))
+        await asyncio.sleep(0)  # it has begun
+        await consumer.commit({everything[-1]: 9})
+        await first
+        found = [await consumer.committed(each) for each in everything]
+    assert [each and each.offset for each in found] == [7] * 24 + [9]
+
+
 @contextlib.asynccontextmanager
 async def held_requests(
     monkeypatch: pytest.MonkeyPatch, name: str
@@ -892,15 +905,17 @@ async def test_metadata_that_is_too_large_is_left_out_of_a_transaction(
     assert await here.results() == [b"first", b"second"]
 
 
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
 async def test_an_owner_begins_though_the_transaction_of_a_dead_one_is_open(
-    two: Two, monkeypatch: pytest.MonkeyPatch
+    two: Two, isolation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is open for a minute, unless the first transaction of the next owner ends it."""
     await two.fill(3)
     async with two.owner() as (p1, former):
         async with ending(two, p1, former, monkeypatch) as (dead, _):
             pass
-        async with two.owner() as (p2, next_one):
+        p2 = two.producer()
+        async with p2, two.consumer(transactions=p2, isolation_level=isolation) as next_one:
             assert (await batch_of(next_one)).base_offset == 0
             await in_transaction(p2, next_one, (two.out, b"next"))
         dead.cancel()

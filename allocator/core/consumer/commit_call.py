@@ -22,7 +22,8 @@ IN_DOUBT = "its topic was missing and may have been created again"
 class CommitCall:
     """The tenures, logs and moves that the offsets of one commit belong to.
 
-    Offsets are sent only while their tenure and log last, and a commit never hides a later move of the position.
+    Offsets are sent only while their tenure lasts and nothing has replaced what it read (`Progress.replaced`), and a
+    commit never hides a later move of the position.
 
     `follows`: whether the offsets follow a seek. Those that are committed again do not, so the seek stays to be
     committed.
@@ -53,8 +54,8 @@ class CommitCall:
         for partition, each in offsets.items():
             tenure = self._state.assignment.get(partition)
             done = each.done if isinstance(each, Committed) else None
-            moves, logs = (-1, 0) if tenure is None else (tenure.moves, tenure.logs)
-            self._noted[partition] = tenure, moves if self._follows else -1, logs, done
+            moves, replaced = (-1, 0) if tenure is None else (tenure.moves, tenure.replaced)
+            self._noted[partition] = tenure, moves if self._follows else -1, replaced, done
         return to_send
 
     def noting(self, choose: Choice, to_send: Callable[[Offsets], Offsets]) -> Choice:
@@ -74,12 +75,12 @@ class CommitCall:
         assignment, may_act = self._state.assignment, self._membership.may_act()
         for partition in partitions:
             tenure = assignment.get(partition)
-            noted, _, logs, _ = self._noted[partition]
+            noted, _, replaced, _ = self._noted[partition]
             if tenure is not noted:
                 found[partition] = BrokerError("this member has lost it since")
-            elif tenure is not None and tenure.logs != logs:
-                why = "its log was cut or its topic created again since; the offset belongs to the former log"
-                found[partition] = BrokerError(why)
+            elif tenure is not None and tenure.replaced != replaced:
+                why = "its log was cut, its topic created again, or a former owner's transaction committed since"
+                found[partition] = BrokerError(f"{why}; the offset belongs to what was read before")
             elif not may_act:
                 found[partition] = BrokerError("the lease is not valid", retriable=True)
             elif tenure is not None and tenure.in_doubt:

@@ -45,10 +45,9 @@ BACKOFF_S = 0.1  # first pause after a failed automatic commit
 # seconds without a response of the coordinator after which a release goes on without its commit. Higher: after a longer
 # outage no record is read twice; lower: partitions move sooner, and a close takes less time
 RELEASE_PATIENCE_S = 30.0
-# seconds that a release or a close waits for a topic in doubt, which was probably deleted. Higher: after a restart of the
-# brokers, whose first metadata lack topics, fewer records are read twice; lower: partitions of other topics move sooner
+# seconds that a release or a close waits for a topic in doubt, which was probably deleted. Higher: after a restart of
+# brokers, whose first metadata lack topics, fewer records are read twice; lower: other topics' partitions move sooner
 DOUBT_PATIENCE_S = 3.0
-TRANSACTIONS_AT_ONCE = 20  # Higher: many idle offsets are committed sooner; lower: fewer requests at a time
 
 
 class Commits:
@@ -158,7 +157,7 @@ class Commits:
             return {}
         wanted = set(partitions)
         # not after the transaction of a dead owner: the first transaction here ends it, and finds what it has committed
-        found = await self.fetch(wanted, stable=self._stable)
+        found = await self.fetch(wanted, stable=self._stable and self.transact is None)
         rest = wanted - set(found)
         if rest and self._old_offsets and offsets.storage == "kafka":
             old = await fetch_old_offsets(self._client, offsets.group, rest, offsets.coordinator)
@@ -404,18 +403,27 @@ def _left(group: str, tenures: Iterable[TopicPartitionState]) -> AllocatorError 
 async def _in_transactions(
     transact: Transact, choose: Choice, note: Callable[[TopicPartition, OffsetAndMetadata], Chosen]
 ) -> None:
-    """`note` is called when the offset of a partition is chosen."""
+    """`note` is called when the offset of a partition is chosen. After an error, partitions that wait for their turn
+    are left out."""
+    failed = False
+
+    async def commit(partition: TopicPartition) -> None:
+        nonlocal failed
+        try:
+            await transact(partition, partial(point, partition))
+        except BaseException:
+            failed = True
+            raise
 
     def point(partition: TopicPartition) -> Chosen | None:
-        found = choose(()).get(partition)
+        found = None if failed else choose(()).get(partition)
         if found is None:
             return None
         return note(partition, found if isinstance(found, Committed) else as_written(found))
 
     over: set[TopicPartition] = set()
-    while partitions := list(choose(over))[:TRANSACTIONS_AT_ONCE]:
-        commits = (transact(each, partial(point, each)) for each in partitions)
-        for result in await asyncio.gather(*commits, return_exceptions=True):
+    while partitions := list(choose(over)):  # all at once, so that each takes its turn before those of a later call
+        for result in await asyncio.gather(*map(commit, partitions), return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
         over.update(partitions)

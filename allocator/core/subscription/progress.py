@@ -122,9 +122,9 @@ class Progress(Tenure):
         "committed_at",
         "handled_from",
         "holds",
-        "logs",
         "moves",
         "proof",
+        "replaced",
         "topic_id",
     )
 
@@ -142,8 +142,9 @@ class Progress(Tenure):
         """What the coordinator has confirmed last, by a fetch or a commit; None if nothing is committed."""
         self.committed_at: float | None = None
         """When this tenure last committed, on the clock of the commits; None if it has not."""
-        self.logs = 0
-        """The number of times that the log was found to be another one, or shorter than the position."""
+        self.replaced = 0
+        """The number of times that something else replaced what was read: another log, the cut of this one, or a commit
+        of a former owner. An offset that was chosen before is committed no more."""
         self.moves = 0
         """Number of moves of the position that a commit has to follow, even backwards."""
         self._goes_back = False
@@ -223,6 +224,8 @@ class Progress(Tenure):
         """Continues at the committed offset, which is not the one that this tenure knew. An earlier seek is over."""
         self._replace_holds()
         self.begin(committed, None, own=False)
+        self.moves += 1
+        self.replaced += 1
         self._goes_back = False
 
     def reset_to(self, position: OffsetAndMetadata, *, before: int | None) -> None:
@@ -239,7 +242,7 @@ class Progress(Tenure):
     def cut_to(self, position: OffsetAndMetadata) -> None:
         """Sets the position back to where the log was truncated, or to the start of another log. Delivered records stay
         held."""
-        self.logs += 1
+        self.replaced += 1
         for hold in self.holds:
             hold.conclude()
         self._move_to(position)
@@ -250,7 +253,7 @@ class Progress(Tenure):
             hold.void = hold.of_former_log = True
             hold.conclude()
         self.moves += 1
-        self.logs += 1
+        self.replaced += 1
         self._goes_back = True
         self.committed = self.beyond = self.handled_from = None
 

@@ -548,12 +548,16 @@ class ProgressMachine(RuleBasedStateMachine):
     @event(n=members)
     def suspend(self, n: int) -> None:
         """The connection to the group is gone for a moment."""
-        n = self._nth(n)
+        hand = self.members[self._nth(n)].hand
+        if not hand.may_act():
+            return
 
         async def away() -> None:
-            self.members[n].hand.suspend()
-            await asyncio.sleep(0.3)
-            self.members[n].hand.resume()
+            hand.suspend()
+            await asyncio.sleep(
+                0.303
+            )  # it never comes back at the moment of another event, such as the next suspension
+            hand.resume()
 
         self.in_background(away())
         self.go()

@@ -188,6 +188,24 @@ async def test_a_readable_assignment_of_another_client_is_corrected(bench: OneGr
             await wait_until_async(is_corrected, 30, "each partition to have one owner")
 
 
+@pytest.mark.parametrize("number", [0, 10**9], ids=["oldest", "youngest"])
+@pytest.mark.parametrize("kinds", [("member",), ("claim",), ("member", "claim")], ids="-".join)
+async def test_a_copied_znode_of_a_member_is_no_member(bench: OneGroup, number: int, kinds: tuple[str, ...]) -> None:
+    """Tools that copy or restore a tree of znodes make the ephemeral ones persistent, so nobody would delete them."""
+    async with bench.member("former") as former, bench.store() as store:
+        await bench.settle(former)
+        paths = bench.paths.member, bench.paths.claim
+        data = {path.__name__: (await store.zk.get(path(former.membership.member_id)))[0] for path in paths}
+        copy = f"m-{1:016x}-{number:010d}"
+        copies = {path.__name__: path(copy) for path in paths}
+    async with bench.store() as store:
+        for kind in kinds:
+            await store.zk.create(copies[kind], data[kind])
+        async with bench.members("a", "b") as (a, b):
+            await bench.settle(a, b)
+            assert copy not in [*await store.member_names(), *await store.claim_names()]
+
+
 @pytest.mark.parametrize("damage", ["garbage", "of another member", "deleted"])
 async def test_a_member_whose_claim_another_client_changes_joins_again(bench: OneGroup, damage: str) -> None:
     """The leader assigns partitions by the claims, so the member may not act for long beside a wrong one."""

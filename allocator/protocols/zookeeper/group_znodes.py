@@ -137,7 +137,8 @@ class GroupZnodes:
         members = await self._members(names)
         # a member whose member znode was deleted by hand works until it notices. Its claim still exists, so it counts
         # as alive
-        alive = frozenset({*names, *in_join_order(claimed)})
+        kept = {name for name in in_join_order(claimed) if name not in members and await self._is_kept(name)}
+        alive = frozenset({*names, *kept})
         left: Iterable[str] = ()
         if document.seats or any(info.instance_id is not None for info in members.values()):
             left = await self._left_names.get()
@@ -216,6 +217,10 @@ class GroupZnodes:
         effect = "its partitions wait until the member writes it again or leaves"
         return await self._store.readable(effect, self._store.claim, member, watch, budget=self._budget)
 
+    async def _is_kept(self, member: str) -> bool:
+        """Whether the claim of a member without a readable member znode is that of a process."""
+        return not await self._store.delete_copy(self._store.paths.claim(member))
+
     def _poke_released(self) -> None:
         self.released = True
         self.changed.set()
@@ -224,6 +229,9 @@ class GroupZnodes:
         fresh = [name for name in names if name not in self._infos]
         read = partial(self._store.readable, "this member gets no partitions", self._store.member)
         found = dict(zip(fresh, await asyncio.gather(*map(read, fresh))))
+        for name in fresh:
+            if found[name] is None:
+                await self._store.delete_copy(self._store.paths.member(name))
         infos = {name: found.get(name) or self._infos.get(name) for name in names}
         self._infos = {name: info for name, info in infos.items() if info is not None}
         return self._infos

@@ -309,6 +309,8 @@ class ZooKeeperMembership(SessionMembership):
     async def _watch_end_of(self, member: str, ended: Callable[[], None]) -> None:
         """Raises NoZnode if the member has left."""
         path = self._store.paths.member(member)
+        if await self._store.delete_copy(path):
+            raise NoZnode(path)
         try:
             # this watch fires when the znode is deleted; the writes that renew the lease do not fire it
             await self._zk.get_children(path, ended)

@@ -95,7 +95,28 @@ class Store:
         """Returns a member's info; None when it has left. Raises InvalidZnode."""
         path = self.paths.member(member)
         found = await read_of_others(self.zk, path)
-        return None if found is None else MemberInfo.decode(path, found[0])
+        if found is None:
+            return None
+        data, stat = found
+        if not stat.owner:
+            raise InvalidZnode(path, "it is not ephemeral, so no process is behind it")
+        return MemberInfo.decode(path, data)
+
+    async def delete_copy(self, path: str) -> bool:
+        """Deletes the znode of a member, or its claim, if it is not ephemeral. Tools that copy or restore trees of
+        znodes leave such ones, and they would count as a member for ever. Returns whether it did."""
+        stat = await self.zk.exists(path)
+        if stat is None or stat.owner:
+            return False
+        log.warning("%s: deleting znode %s: it is not ephemeral, so no process is behind it", self.paths.group, path)
+        try:
+            await self.zk.delete(path)
+        except NoZnode:
+            pass
+        except NotAuthorized as error:
+            log.error("%s: it stays: %s", self.paths.group, error)
+            return False
+        return True
 
     async def claim(
         self,

@@ -101,10 +101,12 @@ class Hold:
 class Member:
     """One process: a consumer, its user's reader, and the calls of its handler."""
 
+    client_class = ClientOfMember
+
     def __init__(self, machine: ProgressMachine, number: int) -> None:
         self.machine, self.number = machine, number
         self.oracle, self.cluster = machine.oracle, machine.cluster
-        self.client = ClientOfMember(machine.cluster)
+        self.client = self.client_class(machine.cluster)
         self.client.member = self  # type: ignore[attr-defined]
         self.hand: HandMembership
         with mock.patch.object(group_member, "KafkaClient", return_value=self.client):
@@ -119,6 +121,7 @@ class Member:
                 isolation_level="read_committed",
                 max_wait_s=0.5,
                 sink=machine.sink,
+                **self.options(),
             )
         self.held: list[Hold] = []
         self.named: list[tuple[TopicPartition, Log, int]] = []
@@ -130,6 +133,9 @@ class Member:
         self.paused: set[TopicPartition] = set()
         self._queue: asyncio.Queue[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]]] = asyncio.Queue()
         self.begin_reading()
+
+    def options(self) -> dict[str, Any]:
+        return {}
 
     def __repr__(self) -> str:
         return f"member {self.number}"
@@ -359,11 +365,14 @@ class ProgressMachine(RuleBasedStateMachine):
     )
     def begin(self, ids: bool, reset: str, auto: bool, sink: bool, latency_s: float, empty: bool) -> None:
         self.reset, self.auto, self.sink = reset, auto, MemorySink() if sink else None
-        self.cluster = GroupCluster(ids)
-        self.cluster.latency_s = latency_s
-        self.oracle = Oracle(self.cluster.content, reset, auto, self.sink)
-        self.cluster.stored = self._stores
-        self.cluster.create(PARTITIONS)
+        cluster = GroupCluster(ids)
+        cluster.latency_s = latency_s
+        cluster.stored = self._stores
+        self._begin(cluster, Oracle(cluster.content, reset, auto, self.sink), empty=empty)
+
+    def _begin(self, cluster: GroupCluster, oracle: Any, *, empty: bool) -> None:
+        self.cluster, self.oracle = cluster, oracle
+        cluster.create(PARTITIONS)
         self.owners: dict[TopicPartition, Member | None] = dict.fromkeys(PARTITIONS)
         self.fences: dict[TopicPartition, int] = {}
         self.moves: dict[TopicPartition, asyncio.Task[None]] = {}
@@ -385,7 +394,7 @@ class ProgressMachine(RuleBasedStateMachine):
                 self.members.append(await self._started(number))
             for partition in PARTITIONS:
                 await self._move(partition, 0)
-                if not empty and reset == "latest":
+                if not empty and self.reset == "latest":
                     await asyncio.sleep(0.1)  # the start is the end of an empty log
                 for count in () if empty else (1, 3, 4):
                     self.cluster.produce(partition, count)
@@ -402,7 +411,9 @@ class ProgressMachine(RuleBasedStateMachine):
             self.failure = self.failure or error
 
     async def _started(self, number: int) -> Member:
-        member = Member(self, number)
+        return await self._ready(Member(self, number))
+
+    async def _ready(self, member: Member) -> Member:
         await member.consumer.start()
         assert member.hand.parts.on_commands is not None
         member.hand.parts.on_commands(self.commands, self)  # type: ignore[arg-type]
@@ -921,11 +932,10 @@ class Plain(HypothesisProvider):
 AVAILABLE_PROVIDERS["plain"] = Plain
 
 
-def play(count: int, number: int | None = None) -> None:
+def play(count: int, number: int | None = None, machine: type[ProgressMachine] = ProgressMachine) -> None:
     """Plays this number of examples; with a `number`, always the same ones."""
-    machine = ProgressMachine if number is None else seed(number)(ProgressMachine)
     run_state_machine_as_test(
-        machine,
+        machine if number is None else seed(number)(machine),
         settings=settings(
             backend="plain",
             max_examples=count,

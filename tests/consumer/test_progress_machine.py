@@ -22,13 +22,15 @@ PACKAGE = Path(allocator.__file__).parent
 MUTATED_EXAMPLES = 250
 
 
-def played(package: Path, count: int, seed: int = 0) -> subprocess.CompletedProcess[str]:
+def played(
+    package: Path, count: int, seed: int = 0, machine: str = "tests.consumer.progress_machine"
+) -> subprocess.CompletedProcess[str]:
     """Plays this number of examples in a process of its own, with the `allocator` in `package`.
 
     The order of sets decides which examples follow a seed, so it is fixed.
     """
     return subprocess.run(
-        [sys.executable, "-m", "tests.consumer.progress_machine", str(count), str(seed)],
+        [sys.executable, "-m", machine, str(count), str(seed)],
         cwd=package,
         env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join([str(package), str(ROOT)])},
         stdout=subprocess.PIPE,

@@ -66,7 +66,7 @@ MUTATIONS = [
     Mutation(
         "offsets of a former log are refused",
         "core/consumer/commit_call.py",
-        "elif tenure is not None and tenure.logs != logs:",
+        "elif tenure is not None and tenure.replaced != replaced:",
         "elif False:",
     ),
 ]

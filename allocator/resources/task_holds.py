@@ -76,9 +76,11 @@ class TaskHolds(HoldingListener):
             raise IllegalState(
                 f"the allocation of group {self._group!r} is not started; await start() first, or use async with"
             )
-        if hold in self._holds.get(partition, ()):
-            raise IllegalState(f"this hold of {partition.topic!r} is in use; call `hold` for each task")
-        while not self.is_ready(partition):
+        while True:
+            if hold in self._holds.get(partition, ()):
+                raise IllegalState(f"this hold of {partition.topic!r} is in use; call `hold` for each task")
+            if self.is_ready(partition):
+                break
             error = self.take_error()
             if error is not None:
                 raise error

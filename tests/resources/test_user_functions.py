@@ -184,6 +184,21 @@ async def test_a_hold_is_entered_once_at_a_time(zk_chroot: str, group: str) -> N
         await asyncio.wait_for(closing, 30)
 
 
+async def test_a_hold_that_two_tasks_wait_for_is_entered_by_one(zk_chroot: str, group: str) -> None:
+    async with Allocation(["eu"], group=group, zookeeper=zk_chroot) as allocation:
+        hold, leave = allocation.hold("eu"), asyncio.Event()
+
+        async def use() -> None:
+            async with hold:
+                await leave.wait()
+
+        tasks = {asyncio.ensure_future(use()) for _ in range(2)}  # before anything is assigned
+        done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        leave.set()
+        await asyncio.wait_for(asyncio.wait(waiting), 30)
+        assert [type(task.exception()) for task in (*done, *waiting)] == [IllegalState, type(None)]
+
+
 async def test_children_of_a_znode_are_watched(zk_chroot: str, group: str) -> None:
     zk = ZooKeeperClient(zk_chroot)
     await zk.connect()

@@ -497,8 +497,9 @@ class CommandKeeper(Protocol):
 
     async def read(self) -> Commands: ...
 
-    async def put(self, command: Command, now_ms: int) -> object:
-        """Writes one command; it replaces an earlier one with the same subject."""
+    async def change(self, change: Callable[[Commands], Commands]) -> object:
+        """Writes what `change` returns for the present commands. It is called again if another process wrote in the
+        meantime, as far as the storage shows that."""
 
     async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Command, ...]:
         """Removes commands and returns the removed ones. If one id does not exist, raises NoSuchCommand and

@@ -6,11 +6,11 @@ import asyncio
 import getpass
 import os
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Optional, Union
 
-from allocator.commands import KINDS, Command, CommandKeeper
+from allocator.commands import KINDS, Command, CommandKeeper, Commands
 from allocator.core.aio import wall_ms
 from allocator.core.settings import DEFAULT, check_topic, names_arguments
 from allocator.core.subscription import ANY_TOPIC
@@ -85,21 +85,29 @@ class CommandsFromOutside:
     async def canary(self, count: int, *, why: str = "", expires_s: Optional[float] = None) -> CommandReport:
         """Assigns exactly `count` partitions to each process that joins from now on, until `promote` names it."""
         members = await self._members()
-        present = await _canary(self._commands)
         known = sorted({member_name(member, info, session=False) for member, info in members.items()})
-        arguments = {"count": count, "known": known, "promoted": []}
-        if present is not None:
-            arguments = {**present.arguments, "count": count}
-        return await self.give("canary", arguments, why=why, expires_s=expires_s)
+
+        def made(commands: Commands) -> Command:
+            present = _canary(commands)
+            arguments = {"known": known, "promoted": []} if present is None else present.arguments
+            return self.make("canary", {**arguments, "count": count}, why=why, expires_s=expires_s)
+
+        return await self._put(made)
 
     async def promote(self, member: Optional[str] = None) -> Union[CommandReport, tuple[Command, ...]]:
         """Ends the canary command for one member; None: for all members."""
-        present = await _canary(self._commands)
-        if present is None or member is None:
+        if member is None or _canary(await self._commands.read()) is None:
             return await self._withdraw(lambda command: command.kind == "canary", "no canary command")
-        promoted = sorted({*present.arguments["promoted"], lasting_name(self._group, await self._members(), member)})
-        changed = replace(present, arguments={**present.arguments, "promoted": promoted})
-        return await self._put(changed)
+        name = lasting_name(self._group, await self._members(), member)
+
+        def made(commands: Commands) -> Command:
+            present = _canary(commands)
+            if present is None:
+                raise CommandRefused(f"group {self._group!r} has no canary command")
+            promoted = sorted({*present.arguments["promoted"], name})
+            return replace(present, arguments={**present.arguments, "promoted": promoted})
+
+        return await self._put(made)
 
     # -- about partitions ----------------------------------------------------------------------------------------
 
@@ -199,7 +207,8 @@ class CommandsFromOutside:
         self.make(kind, arguments)  # raises for wrong arguments before it reads the members
         if not MEMBER_ARGUMENTS.isdisjoint(arguments):
             arguments = with_lasting_names(self._group, await self._members(), arguments)
-        return await self._put(self.make(kind, arguments, why=why, expires_s=expires_s))
+        command = self.make(kind, arguments, why=why, expires_s=expires_s)
+        return await self._put(lambda _: command)
 
     async def withdraw(self, kind: str, arguments: Mapping[str, Any]) -> tuple[Command, ...]:
         """Withdraws commands of one kind from these partitions: "pause", "quarantine", "pin" or "skip".
@@ -212,23 +221,15 @@ class CommandsFromOutside:
         if kind == "skip":
             (partition,) = probe.partitions
             return await self.unskip(partition, probe.arguments["offset"])
-        gone, now_ms = probe.partitions, wall_ms()
-        found = [
-            command
-            for command in (await self._commands.read()).entries
-            if command.kind == kind and command.partitions & gone
-        ]
-        if not found:
-            raise CommandRefused(f"group {self._group!r} has no {kind} of these partitions")
-        for command in found:
-            rest = command.partitions - gone
-            if rest:
-                changed = replace(command, arguments={**command.arguments, "partitions": to_ranges(rest)})
-                await self._commands.put(changed, now_ms)
-        whole = [command.id for command in found if not command.partitions - gone]
-        if whole:
-            await self._commands.remove(whole, now_ms)
-        return tuple(found)
+        gone = probe.partitions
+
+        def rest(command: Command) -> Optional[Command]:
+            left = command.partitions - gone
+            return replace(command, arguments={**command.arguments, "partitions": to_ranges(left)}) if left else None
+
+        return await self._withdraw(
+            lambda command: command.kind == kind and command.partitions & gone, f"no {kind} of these partitions", rest
+        )
 
     def make(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
@@ -252,8 +253,9 @@ class CommandsFromOutside:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    async def _put(self, command: Command) -> CommandReport:
-        members = await self._members()
+    async def _put(self, make: Callable[[Commands], Command]) -> CommandReport:
+        """Writes the command that `make` returns for the present ones, and calls it again if others write meanwhile."""
+        members, command = await self._members(), make(await self._commands.read())
         # a group of resources has no topics, and a resource may have any name
         if members and all(info.pattern != ANY_TOPIC for info in members.values()):
             for topic in {topic for topic, _ in command.partitions}:
@@ -261,17 +263,40 @@ class CommandsFromOutside:
         kind = KINDS.get(command.kind)
         if members and kind is not None and kind.acts == "owner" and unknown_to_all(command, members):
             raise CommandRefused(f"no member of the group {self._group!r} executes {command.kind!r} commands")
-        await self._commands.put(command, wall_ms())
+
+        def put(commands: Commands) -> Commands:
+            nonlocal command
+            command = make(commands)
+            return commands.put(command, wall_ms())
+
+        await self._commands.change(put)
         _, pending = counting([command], members, {})
         if pending:
             return CommandReport(command, *pending[command.id])
         return CommandReport(command, "given", "" if members else "the group has no member")
 
-    async def _withdraw(self, chosen: Any, missing: str) -> tuple[Command, ...]:
-        found = [command.id for command in (await self._commands.read()).entries if chosen(command)]
-        if not found:
-            raise CommandRefused(f"group {self._group!r} has {missing}")
-        return await self._commands.remove(found, wall_ms())
+    async def _withdraw(
+        self,
+        chosen: Callable[[Command], Any],
+        missing: str,
+        rest: Callable[[Command], Optional[Command]] = lambda _: None,
+    ) -> tuple[Command, ...]:
+        """Returns the withdrawn commands. `rest` returns what stays of one."""
+        withdrawn: tuple[Command, ...] = ()
+
+        def change(commands: Commands) -> Commands:
+            nonlocal withdrawn
+            found = tuple(filter(chosen, commands.entries))
+            if not found and not withdrawn:  # otherwise an earlier attempt, whose response was lost, withdrew them
+                raise CommandRefused(f"group {self._group!r} has {missing}")
+            withdrawn = found or withdrawn
+            for command in found:
+                left = rest(command)
+                commands = commands.without([command.id], wall_ms()) if left is None else commands.put(left, wall_ms())
+            return commands
+
+        await self._commands.change(change)
+        return withdrawn
 
     def _check_kind(self, kind: str) -> None:
         """Raises CommandRefused for a kind of command that the group does not support."""
@@ -358,5 +383,5 @@ def default_operator() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-async def _canary(commands: CommandKeeper) -> Optional[Command]:
-    return next(iter((await commands.read()).in_force(wall_ms(), ("canary",))), None)
+def _canary(commands: Commands) -> Optional[Command]:
+    return next(iter(commands.in_force(wall_ms(), ("canary",))), None)

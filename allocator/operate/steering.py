@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, NamedTuple, Optional
 
 from allocator.assignors import Assignor, GroupView, GroupViewBuilder, Member, wants
-from allocator.commands import Command, CommandKeeper
+from allocator.commands import Command, CommandKeeper, Commands
 from allocator.core.settings import Whole, check_keywords
 from allocator.errors import CommandRefused, ConfigError
 from allocator.operate.clusters import Clusters
@@ -44,8 +44,9 @@ class Rehearsal:
         self.given: list[Command] = []
         self.read, self.remove, self.add_results = commands.read, commands.remove, commands.add_results
 
-    async def put(self, command: Command, now_ms: int) -> None:
-        self.given.append(command)
+    async def change(self, change: Callable[[Commands], Commands]) -> None:
+        before = await self.read()
+        self.given += [command for command in change(before).entries if command not in before.entries]
 
 
 class Steered(NamedTuple):

@@ -72,15 +72,17 @@ class CommandTopic:
         async with self._connected() as client:
             return Commands() if not self._exists(client) else (await self._records(client)).commands
 
-    async def put(self, command: Command, now_ms: int) -> None:
-        """Writes one command. It replaces an earlier command with the same subject.
+    async def change(self, change: Callable[[Commands], Commands]) -> None:
+        """Writes what `change` returns for the present commands. A topic does not show that another process changes the
+        same command at the same time; the later write then counts.
 
         Raises ConfigError for too many commands, CommandRefused if no suitable topic exists, and BrokerError.
         """
         async with self._connected() as client:
+            records = await self._records(client) if self._exists(client) else CommandRecords()
+            changed = change(records.commands)
             await self._prepare(client)
-            records = await self._records(client)
-            await self._write(client, records.change(records.commands.put(command, now_ms)))
+            await self._write(client, records.change(changed))
 
     async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Command, ...]:
         """Removes commands and returns them. If one id does not exist, raises NoSuchCommand and removes none."""

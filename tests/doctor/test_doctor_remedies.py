@@ -137,7 +137,7 @@ class Ward:
         now_ms = int((time.time() - age_s) * 1000)
         written = Command.make(kind, arguments, who="alice@ops1", now_ms=now_ms)
         async with self.store() as store:
-            await store.put(written, now_ms)
+            await store.change(lambda commands: commands.put(written, now_ms))
         return written.id
 
     async def commands(self) -> set[str]:

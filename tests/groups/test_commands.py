@@ -180,12 +180,12 @@ async def test_concurrent_writes_of_operators_all_succeed(zk_chroot: str, group:
     async with session(zk_chroot) as zk:
         store = CommandStore(zk, Paths("/allocator", group))
         with pytest.raises(NoZnode):
-            await store.put(command("freeze"), NOW)
+            await write(store, command("freeze"))
         await zk.ensure_path(store.paths.members)
         changed = asyncio.Event()
         assert (await store.read(changed.set)).entries == ()
         ten = [command("cordon", arguments={"member": f"web{n}"}) for n in range(10)]
-        await asyncio.gather(*(store.put(each, NOW) for each in ten))
+        await asyncio.gather(*(write(store, each) for each in ten))
         await asyncio.wait_for(changed.wait(), 30)
         assert {each.id for each in (await store.read()).entries} == {each.id for each in ten}
 
@@ -198,7 +198,7 @@ async def test_concurrent_writes_of_operators_all_succeed(zk_chroot: str, group:
         assert len((await store.read()).entries) == 8
 
         once = command("seek", arguments={"partitions": {"t": "0"}, "to": "5"})
-        await store.put(once, NOW)
+        await write(store, once)
         result = CommandResult(NOW, "m", once.partitions, "sought to 5")
         for _ in range(2):
             found = (await store.add_results(once.id, [result])).find(once.id)
@@ -206,7 +206,7 @@ async def test_concurrent_writes_of_operators_all_succeed(zk_chroot: str, group:
             assert found.results == (result,)
         await zk.set(store.paths.commands, b"garbage")
         with pytest.raises(InvalidZnode):
-            await store.put(command("freeze"), NOW)
+            await write(store, command("freeze"))
 
 
 async def test_a_command_is_refused_if_its_results_would_not_fit(zk_chroot: str, group: str) -> None:
@@ -225,9 +225,13 @@ async def test_a_command_is_refused_if_its_results_would_not_fit(zk_chroot: str,
             assert (await store.add_results(each.id, results)).find(each.id).done
 
 
+async def write(store: CommandStore, given: Command) -> None:
+    await store.change(lambda commands: commands.put(given, NOW))
+
+
 async def put(store: CommandStore, given: Command) -> bool:
     try:
-        await store.put(given, NOW)
+        await write(store, given)
     except ConfigError as error:
         assert "remove some first" in str(error)
         return False

@@ -180,3 +180,20 @@ async def test_a_group_follows_plans_and_operator_commands(zk_chroot: str, group
             with pytest.raises(CommandRefused, match="has no freeze"):
                 await commands.thaw()
         assert one.history.overlaps() == []
+
+
+async def test_operators_who_change_one_command_at_a_time_lose_nothing(bench: OneGroup) -> None:
+    async with (
+        bench.members("web1", "web2") as members,
+        GroupCommands(bench.hosts, bench.group, who="alice") as commands,
+    ):
+        every = sorted(frozenset().union(*(member.owned for member in members)))
+        for first, second in ((every[:4], every[4:]), (every, every[:1])):
+            await commands.pin(every, "web1")
+            done = await asyncio.gather(commands.unpin(first), commands.unpin(second), return_exceptions=True)
+            assert all(isinstance(each, (tuple, CommandRefused)) for each in done)
+            assert await commands.list() == []
+        await commands.canary(1)
+        await asyncio.gather(commands.promote("web1"), commands.promote("web2"))
+        (canary,) = await commands.list()
+        assert canary.command.arguments["promoted"] == ["web1", "web2"]

@@ -33,13 +33,13 @@ class CommandStore:
         """Returns the current commands, or no commands if the znode does not exist. Raises InvalidZnode."""
         return (await self._read(watch))[0]
 
-    async def put(self, command: Command, now_ms: int) -> Commands:
-        """Writes one command, which replaces an earlier one with the same subject. Returns all commands.
+    async def change(self, change: Callable[[Commands], Commands]) -> Commands:
+        """Writes what `change` returns for the present commands, by compare-and-set. Returns all commands.
 
         Raises ConfigError for too many commands or results, InvalidZnode if the znode is not readable, and NoZnode if
         the group does not exist.
         """
-        return await self._change(lambda commands: commands.put(command, now_ms), with_room=True)
+        return await self._change(change, with_room=True)
 
     async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Command, ...]:
         """Removes commands and returns the removed ones. If one id does not exist, raises NoSuchCommand and

@@ -209,7 +209,8 @@ class _Steering:
         open_to = staying - (self._cordoned - here)
         plain = open_to.difference(rules.canaries)
         allowed = () if only is None else (plain & only, open_to & only)
-        choices = (*allowed, plain, open_to, staying - rules.absent, everyone & here, staying, everyone)
+        present = everyone - rules.absent
+        choices = (*allowed, plain, open_to, staying & present, everyone & here, present, staying, everyone)
         return next(filter(None, choices))
 
     # -- placing -------------------------------------------------------------------------------------------------

@@ -182,11 +182,9 @@ async def test_a_group_follows_plans_and_operator_commands(zk_chroot: str, group
         assert one.history.overlaps() == []
 
 
-async def test_operators_who_change_one_command_at_a_time_lose_nothing(bench: OneGroup) -> None:
-    async with (
-        bench.members("web1", "web2") as members,
-        GroupCommands(bench.hosts, bench.group, who="alice") as commands,
-    ):
+async def test_operators_who_change_one_command_at_a_time_lose_nothing(zk_chroot: str, group: str) -> None:
+    bench = OneGroup(zk_chroot, group, {"t": 8})
+    async with bench.members("web1", "web2") as members, GroupCommands(zk_chroot, group, who="alice") as commands:
         every = sorted(frozenset().union(*(member.owned for member in members)))
         for first, second in ((every[:4], every[4:]), (every, every[:1])):
             await commands.pin(every, "web1")

@@ -84,10 +84,10 @@ async def test_no_command_assigns_partitions_of_a_live_member_to_an_absent_membe
     document = take_seats(seated(m_1=P0, m_3=P1 | P2), members, {OTHER}, (), NOW)
     assert absent(document) == {OLD}
 
-    async def target(*commands: Command, **more: MemberInfo) -> Mapping[str, Partitions]:
+    async def target(*commands: Command, count: int = 3, **more: MemberInfo) -> Mapping[str, Partitions]:
         alive = {**members, **{member.replace("_", "-"): it for member, it in more.items()}}
         functions = {"naive": resolve("naive")}
-        return (await decide(alive, {"t": 3}, document, commands, functions, plain_view)).target
+        return (await decide(alive, {"t": count}, document, commands, functions, plain_view)).target
 
     def command(kind: str, **arguments: Any) -> Command:
         return Command.make(kind, arguments, who="alice", now_ms=NOW)
@@ -95,6 +95,8 @@ async def test_no_command_assigns_partitions_of_a_live_member_to_an_absent_membe
     evacuated, swapped = command("evacuate", member="c"), command("swap", old="c", new="a")
     assert await target(evacuated) == {OLD: P0, OTHER: P1 | P2}
     assert await target(swapped) == {OLD: P0, OTHER: P1 | P2}
+    added = frozenset({TopicPartition("t", 3)})  # it never had an owner
+    assert await target(evacuated, count=4) == {OLD: P0, OTHER: P1 | P2 | added}
     found = await target(evacuated, command("cordon", member="m-9"), m_9=info(None))
     assert found == {OLD: P0, OTHER: NO_PARTITIONS, "m-9": P1 | P2}
     # the swap waits, and the evacuation is in effect meanwhile

@@ -211,6 +211,9 @@ class Transaction:
         self._tenure = tenure = self._in_hand()
         self._moves = tenure.moves
         try:
+            if self._transactions.core.state.reader.were_cut(tenure):
+                name = partition_names([tenure.partition])
+                raise Fenced(f"{name}: its log was cut since its records were read; request the next", retriable=True)
             self._of_tenure = self._transactions.of(tenure)
             await self._of_tenure.begin()
         except BaseException:

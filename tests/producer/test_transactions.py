@@ -25,7 +25,7 @@ from allocator.core.client import KafkaClient
 from allocator.errors import BrokerError, Closed, ConfigError, Fenced, IllegalState
 from allocator.producer import NewRecord, TransactionalWriter
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 from tests.producer.witnesses import committed_values, committed_values_of_aiokafka, committed_values_of_kafka_python
 
 HERE = Path(__file__).parent
@@ -954,3 +954,17 @@ async def test_commit_async_is_refused_before_it_confirms_a_record(two: Two) -> 
             consumer.commit_async()
         await in_transaction(producer, consumer, (two.out, b"result"))
     assert await two.results() == [b"result"]
+
+
+async def test_no_result_is_written_for_records_that_an_election_has_cut_off(two: Two) -> None:
+    """An unclean one, between the request for the records and the block."""
+    await two.fill(3)
+    async with two.owner() as (producer, consumer):
+        assert (await batch_of(consumer)).next_offset == 3
+        consumer._member.state.assignment[TopicPartition(two.source, 0)].cut_to(OffsetAndMetadata(1, "", -1))
+        with pytest.raises(Fenced, match="its log was cut") as found:
+            await in_transaction(producer, consumer, (two.out, b"cut"))
+        assert found.value.retriable
+        assert (await batch_of(consumer)).base_offset == 0
+        await in_transaction(producer, consumer, (two.out, b"again"))
+    assert await two.results() == [b"again"]

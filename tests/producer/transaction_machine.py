@@ -133,9 +133,11 @@ class TransactionOracle:
         self.stored[partition] = Stored(log, offset, era)
         if log is not self.cluster.content[partition]:
             return  # it names its topic
-        if offset > log.end and not any(each.last == math.inf for each in self.returns[partition]):
-            raise Broken(f"{partition}: {offset} is committed, beyond the end {log.end}")
-        if missing := [at for at in self.missing(log) if at < offset]:
+        missing = [at for at in self.missing(log) if at < offset]
+        if offset > log.end:  # the commit was under way when the log was cut
+            if not any(each.last == math.inf for each in self.returns[partition]):
+                raise Broken(f"{partition}: {offset} is committed, beyond the end {log.end}")
+        elif missing:
             raise Broken(f"{partition}: {offset} is committed, and {missing} have no result")
         if former is None or former.log is not log:
             return

@@ -395,6 +395,12 @@ class ReaderHold(Hold):
         super().__init__(tenure)
         self._first: int | None = first
         self._reader = reader
+        self._replaced = tenure.replaced
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the log was cut since the records were delivered, so that some of them may be lost."""
+        return self.tenure.replaced != self._replaced
 
     def done(self, *, delivered: bool = False) -> Done:
         return None if delivered else self._first, None
@@ -445,6 +451,10 @@ class ReaderHolds:
     def tenures(self) -> frozenset[Progress]:
         """The tenures of which the reader has records, except those that were replaced by a seek."""
         return frozenset(hold.tenure for hold in self._holds if not hold.void)
+
+    def were_cut(self, tenure: Progress) -> bool:
+        """Whether the log of the tenure was cut since the reader got its records."""
+        return any(hold.tenure is tenure and hold.was_cut for hold in self._holds)
 
     @property
     def was_moved(self) -> bool:

@@ -47,6 +47,7 @@ class GroupSync:
         self._stopped = stopped
         self._pattern = re.compile(pattern)
         self._synced: dict[str, dict[TopicPartition, int]] = {}
+        self._unknown: set[tuple[str, TopicPartition]] = set()  # groups and partitions that were logged
 
     async def run(self) -> None:
         if self._clusters.old.api_version(ListGroupsRequest) is None:
@@ -77,9 +78,17 @@ class GroupSync:
             copy, runs = copies[each], clusters.map.positions(each).runs
             if offset.offset < 0 or each in former or not runs:
                 continue
-            # an offset before the first run: the old cluster had deleted it before the mirror began
             target = clusters.map.positions(each).target(offset.offset)
-            target = runs[0].target if target is None else target
+            if target is None and runs[0].target:  # it knows nothing of the records that the new log had before
+                if (group, each) not in self._unknown:
+                    self._unknown.add((group, each))
+                    log.warning(
+                        "group %r is not synced in %s:%d: its offset %d is before the first one in the map, %d",
+                        *(group, *each, offset.offset, runs[0].source),
+                    )
+                continue
+            # at the start of the new log: the old cluster had deleted the records before the mirror began
+            target = target or 0
             targets[each] = copy.end if offset.offset >= copy.acked else min(target, copy.end)
         if targets == self._synced.get(group, {}):
             return

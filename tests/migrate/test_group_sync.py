@@ -14,6 +14,7 @@ from typing import Any, Optional
 import pytest
 
 from allocator import Consumer
+from allocator.migrate.offset_map import map_topic
 from allocator.testing import LocalCluster, produce, wait_until_async
 from tests.joining import joined
 from tests.migrate.mirroring import Pair, commit, committed, mirroring, transactions
@@ -142,3 +143,25 @@ async def test_no_offset_is_overwritten_under_live_members_or_set_back(
         await commit(pair.old, ahead, {at: 70})
         for name, offset in ((live, 60), (ahead, 70)):
             await wait_until_async(lambda name=name, offset=offset: reached(name, offset), 60, "the group to follow")
+
+
+async def test_a_map_that_begins_in_the_middle_moves_no_group_past_records(
+    make_pair: Callable[..., Any], group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was deleted, and `--append` began another one behind the records that are there."""
+    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}.*")
+    behind, beyond = f"{group}-behind", f"{group}-beyond"
+    await pair.fill(100)
+    await pair.catch_up()
+    await asyncio.to_thread(pair.new.delete_topic, map_topic(pair.group))
+    await pair.fill(20)
+    await commit(pair.old, behind, {pair.partition: 40})
+    await commit(pair.old, beyond, {pair.partition: 110})
+
+    async def synced() -> bool:
+        return await committed(pair.new, beyond, pair.topic) == {0: 110}
+
+    async with mirroring(pair.mirror(append=True)):
+        await wait_until_async(synced, 60, "the group beyond")
+        await wait_until_async(lambda: f"{behind}' is not synced" in caplog.text, 60, "the log")
+        assert await committed(pair.new, behind, pair.topic) == {}

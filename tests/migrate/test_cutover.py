@@ -15,17 +15,19 @@ import pytest
 from allocator import Consumer
 from allocator.cli.cutover import audit_topic
 from allocator.errors import ConfigError
+from allocator.migrate import cutover
 from allocator.migrate.cutover import STEPS, Cutover, CutoverFailed
 from allocator.migrate.cutover_plan import load_plan
 from allocator.migrate.cutover_state import FORMAT
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
 from allocator.testing import wait_until_async
+from allocator.testing.topics import zookeeper_client
 from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
 from tests.joining import joined
 from tests.migrate.cutting import World, command, mirror_checked
-from tests.migrate.mirroring import commit, killed
+from tests.migrate.mirroring import commit, committed, killed, mirroring
 
 pytestmark = pytest.mark.deadline(280)
 
@@ -155,6 +157,27 @@ async def test_records_of_a_partition_without_commits_are_read_by_a_group_that_s
         numbers = await world.write(world.old, 10, [2])
         await Cutover(plan).run(until="verify")
         await wait_until_async(lambda: all(world.seen[n] for n in numbers), 60, "them to be read on the new cluster")
+
+
+async def test_a_rollback_returns_to_what_the_mirror_has_copied(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that has moved too early takes the group beyond that on the new cluster."""
+    monkeypatch.setattr(cutover, "COPIED_S", 1.0)
+    world = await make_world()
+    at, plan = TopicPartition(world.topic, 0), world.plan()
+    with zookeeper_client(world.old.zookeeper) as client:
+        client.ensure_path(f"/{world.group}")
+    await world.write(world.old, 90, [0])
+    await commit(world.old, world.group, {at: 90})
+    async with mirroring(world.mirror()):
+        await mirror_checked(plan)
+        await Cutover(plan).run(until="start")
+    await world.write(world.new, 5, [0])
+    await commit(world.new, world.group, {at: 95})
+    await world.write(world.old, 20, [0])
+    await Cutover(plan).rollback()
+    assert (await committed(world.old, world.group, world.topic))[0] == 90
 
 
 async def test_a_plan_without_a_topic_that_the_group_reads_is_refused(make_world: Any) -> None:

@@ -120,8 +120,13 @@ class OpenOffsetStore:
             await self.client.refresh()
 
     async def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
-        """Returns the committed offsets. A partition without one is absent."""
-        found = await self.offsets.fetch(partitions)
+        """Returns the committed offsets. A partition without one is absent.
+
+        Waits for transactions that may change one, as far as the brokers can (KIP-447, 2.5 and newer): a member that
+        has left may have ended one just before.
+        """
+        stable = self.store.storage == "kafka" and self.client.broker_version >= (2, 5)
+        found = await self.offsets.fetch(partitions, require_stable=stable)
         return {partition: offset.offset for partition, offset in found.items() if offset.offset >= 0}
 
     async def of_former_topics(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:

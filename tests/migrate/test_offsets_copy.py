@@ -29,6 +29,7 @@ from allocator.testing.topics import zookeeper_client
 from allocator.types import TopicPartition
 from tests.joining import joined
 from tests.migrate.mirroring import commit, committed, transactions
+from tests.producer.test_transactions import Two, held_requests
 
 pytestmark = pytest.mark.deadline(120)
 
@@ -149,6 +150,26 @@ async def test_offsets_of_a_mirrored_topic_are_translated_by_map_and_by_content(
         with pytest.raises(CopyRefused, match=problem):
             await copy_offsets(source, target, tmp_path / "f.json", by=by, mirror=mirror)
     assert not await asyncio.to_thread((tmp_path / "f.json").exists)
+
+
+async def test_a_copy_waits_for_the_end_of_the_groups_last_transaction(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member has left, and its last transaction is committed a moment later."""
+    topic = await asyncio.to_thread(topic_factory, 1)
+    await asyncio.to_thread(kafka_cluster.produce, topic, [(None, b"%d" % n, 0) for n in range(100)])
+    two, source = Two(kafka_cluster, topic, topic, group), OffsetStore(kafka_cluster.bootstrap, group)
+    async with two.owner() as (_, consumer):
+        await consumer.commit({(topic, 0): 50})
+        async with held_requests(monkeypatch, "EndTxn") as (waits, goes_on):
+            committing = asyncio.ensure_future(consumer.commit({(topic, 0): 100}))
+            await asyncio.wait_for(waits.wait(), 30)
+            copying = asyncio.ensure_future(copy_offsets(source, replace(source, group=f"{group}-2"), by="offset"))
+            await asyncio.wait({copying}, timeout=2)  # without the wait, it has ended
+            goes_on.set()
+            await committing
+            (row,) = (await copying).rows
+    assert row.source == 100
 
 
 async def test_records_of_other_programs_in_the_map_stop_no_mirror_and_no_copy(make_pair: Any, group: str) -> None:

@@ -175,7 +175,8 @@ class GroupOffsets:
                 if not again:
                     continue
                 some = min(again)
-                cause = BrokerError(f"{some.topic}:{some.partition} is not available yet", retriable=True)
+                why = ": a transaction may still change it" if require_stable else ""
+                cause = BrokerError(f"{some.topic}:{some.partition} is not available yet{why}", retriable=True)
             if not cause.retriable or time.monotonic() >= deadline:
                 error = NoOffsetsError(f"group {self.group!r}: its committed offsets cannot be read: {cause}")
                 error.retriable = cause.retriable

@@ -481,8 +481,10 @@ class Copying(RebalanceListener):
         await self._topics.prepare(topics)
         self._pause_stopped(partitions)
         while True:
-            partitions = frozenset(each for each in partitions if self._topics.is_mirrored(each.topic))
-            topics = {partition.topic for partition in partitions}
+            topics = {each.topic for each in partitions if self._topics.is_mirrored(each.topic)}
+            ages = await self._ages(topics)
+            topics &= ages.keys()
+            partitions = frozenset(each for each in partitions if each.topic in topics)
             gone = await _leaderless(clusters, partitions)
             for wait in Wait:
                 self._postpone({each for each, why in gone.items() if why is wait}, wait)
@@ -493,7 +495,6 @@ class Copying(RebalanceListener):
                 break
             except TopicAuthorizationFailed as error:
                 self._stop(error.topic, Stop(str(error), Remedy.UNFIT))
-        ages = {topic: await deletes_after(clusters.old, clusters.new, topic) for topic in topics}
         await self._sender.add(partitions, merged)
         for partition, each in taken.items():
             if each.lost is not None:
@@ -526,6 +527,19 @@ class Copying(RebalanceListener):
         for partition in partitions:
             self._waits.pop(partition, None)
         self._pause_stopped(partitions)
+
+    async def _ages(self, topics: Iterable[str]) -> dict[str, int | None]:
+        """Returns the ages at which the new cluster deletes records that the old one keeps. Stops topics whose settings
+        this user may not read."""
+        found = {}
+        for topic in topics:
+            try:
+                found[topic] = await deletes_after(self._clusters.old, self._clusters.new, topic)
+            except BrokerError as error:
+                if error.retriable:
+                    raise
+                self._stop(topic, Stop(str(error), Remedy.UNFIT))
+        return found
 
     def _postpone(self, partitions: AbstractSet[TopicPartition], wait: Wait) -> None:
         """Gives up partitions without a leader until they have one. The others continue."""

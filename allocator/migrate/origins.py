@@ -27,21 +27,23 @@ class Origins:
         self._found: dict[str, dict[str, str]] = defaultdict(dict)
 
     async def refresh(self) -> None:
-        """Reads the entries that mirrors have added since. Raises BrokerError."""
+        """Reads the entries that mirrors have added since. Leaves out maps without a leader until the next call. Raises
+        BrokerError."""
         maps = [
             topic for topic in await self._client.list_topics() if topic.endswith(SUFFIX) and topic != self._ignored
         ]
         await self._client.refresh(maps)
         reader = RangeReader(self._client)
-        ends = await reader.bounds([TopicPartition(topic, 0) for topic in maps])
-        spans = {each: (max(start, self._read_to.get(each, 0)), end) for each, (start, end) in ends.items()}
-        for each, span in spans.items():
+        for each in (TopicPartition(topic, 0) for topic in maps):
+            if self._client.leader(each) is None:
+                continue
             with contextlib.suppress(TopicAuthorizationFailed):
-                async for batch in reader.read({each: span}):
+                start, end = (await reader.bounds([each]))[each]
+                async for batch in reader.read({each: (max(start, self._read_to.get(each, 0)), end)}):
                     for record in batch:
                         with contextlib.suppress(BadOffsetMap):  # another program uses such a name
                             self._note(unpack(record.key, record.value), batch.topic)
-            self._read_to[each] = span[1]
+                self._read_to[each] = end
 
     def _note(self, entry: Entry, topic: str) -> None:
         route = entry.route

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from allocator.core.client import ErrorCode, for_code
 from allocator.core.client.client import KafkaClient
+from allocator.migrate import copying
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import Entry, Incarnation, OffsetMap, Route, Run, map_topic, pack, unpack
@@ -126,12 +128,12 @@ async def test_mirrors_in_both_directions_that_start_together_stop(make_pair: Ma
     assert any(isinstance(error, TopicsStopped) and "would go round" in str(error) for error in errors)
 
 
-async def test_a_bad_topic_stops_only_itself(make_pair: MakePair) -> None:
+async def test_a_bad_topic_stops_only_itself(make_pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = await make_pair("2.8.2", "3.9.1", 2)
     name = pair.topic
     await asyncio.to_thread(pair.new.create_topic, name, 3)  # another number of partitions
     await asyncio.to_thread(pair.old.create_topic, f"{name}-good", 1, 1, {"segment.bytes": "100000"})
-    for end in ("not-this", "full"):
+    for end in ("not-this", "full", "denied"):
         await asyncio.to_thread(pair.old.create_topic, f"{name}-{end}", 1)
     for end in ("good", "not-this", "full"):
         await fill(pair.old, f"{name}-{end}", 20)
@@ -140,12 +142,20 @@ async def test_a_bad_topic_stops_only_itself(make_pair: MakePair) -> None:
     unfit = settings(
         pair.old, pair.new, pair.group, pattern=name, exclude=".*not-this", skip_settings=["segment.bytes"]
     )
+    read = copying.deletes_after
+
+    async def deletes_after(old: KafkaClient, new: KafkaClient, topic: str) -> int | None:
+        if topic == f"{name}-denied":
+            raise for_code(ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic)
+        return await read(old, new, topic)
+
+    monkeypatch.setattr(copying, "deletes_after", deletes_after)
     mirror = Mirror(unfit)
     with pytest.raises(
         TopicsStopped, match=f"topic {name!r} is not mirrored: .*2 partitions on the old.*--exclude {name}"
     ):
         await mirror.run(until_caught_up=True)
-    assert set(mirror.stopped) == {name, f"{name}-full"}
+    assert set(mirror.stopped) == {name, f"{name}-full", f"{name}-denied"}
     assert mirror.records_of == {f"{name}-good": 20}
     assert mirror.left_out == {f"{name}-not-this": "excluded"}
     async with KafkaClient(pair.new.bootstrap) as client:
@@ -169,6 +179,9 @@ async def test_a_partition_without_a_leader_stops_no_other(
         await asyncio.to_thread(cluster.create_topic, map_topic(pair.group), 1, 2, {"cleanup.policy": "compact"})
     dead = await asyncio.to_thread(cluster.leader, pair.topic, 0)
     assert dead is not None
+    # the map of another mirror: one of them is on that broker
+    for other in ("a", "b") if side == "old" else ():
+        await asyncio.to_thread(cluster.create_topic, map_topic(f"{pair.group}-{other}"), 1)
     await fill(pair.old, pair.topic, 20, partition=None)
     await pair.catch_up()
 

@@ -482,7 +482,7 @@ class Copying(RebalanceListener):
         self._pause_stopped(partitions)
         while True:
             topics = {each.topic for each in partitions if self._topics.is_mirrored(each.topic)}
-            ages = await self._ages(topics)
+            ages = await _ages(clusters, topics, self._stop)
             topics &= ages.keys()
             partitions = frozenset(each for each in partitions if each.topic in topics)
             gone = await _leaderless(clusters, partitions)
@@ -527,19 +527,6 @@ class Copying(RebalanceListener):
         for partition in partitions:
             self._waits.pop(partition, None)
         self._pause_stopped(partitions)
-
-    async def _ages(self, topics: Iterable[str]) -> dict[str, int | None]:
-        """Returns the ages at which the new cluster deletes records that the old one keeps. Stops topics whose settings
-        this user may not read."""
-        found = {}
-        for topic in topics:
-            try:
-                found[topic] = await deletes_after(self._clusters.old, self._clusters.new, topic)
-            except BrokerError as error:
-                if error.retriable:
-                    raise
-                self._stop(topic, Stop(str(error), Remedy.UNFIT))
-        return found
 
     def _postpone(self, partitions: AbstractSet[TopicPartition], wait: Wait) -> None:
         """Gives up partitions without a leader until they have one. The others continue."""
@@ -619,4 +606,20 @@ async def _leaderless(clusters: MirrorClusters, partitions: AbstractSet[TopicPar
         left = partitions - found.keys()
         await client.refresh({each.topic for each in left})
         found.update(dict.fromkeys((each for each in left if client.leader(each) is None), wait))
+    return found
+
+
+async def _ages(
+    clusters: MirrorClusters, topics: Iterable[str], stop: Callable[[str, Stop], None]
+) -> dict[str, int | None]:
+    """Returns the ages at which the new cluster deletes records that the old one keeps. Stops topics whose settings
+    this user may not read."""
+    found = {}
+    for topic in topics:
+        try:
+            found[topic] = await deletes_after(clusters.old, clusters.new, topic)
+        except BrokerError as error:
+            if error.retriable:
+                raise
+            stop(topic, Stop(str(error), Remedy.UNFIT))
     return found

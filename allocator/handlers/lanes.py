@@ -281,6 +281,8 @@ class Lanes:
                 if guard is not None:
                     guard(unit.argument)
                 result = await call(unit.argument)
+                if worker.call_is_refused():
+                    break  # it did not act, so it is called again once it may
                 if result is not None:
                     check_done(result, self._handler.name)
                     records = produced(result, self._handler.name)
@@ -294,7 +296,7 @@ class Lanes:
                 raise  # Ctrl-C interrupts any code that the loop runs; the handler did not fail
             # catches every class: if an error ended this task, the lane would be stuck
             except BaseException as error:  # noqa: BLE001 - the user's; the policy decides what follows
-                return error
+                return None if worker.call_is_refused() else error
             _returned(unit, records, kept=kept)
             units.popleft()
             finished.append(unit)
@@ -386,6 +388,8 @@ class Lanes:
                     if guard is not None:
                         guard(unit.argument)
                     result = call(unit.argument)
+                    if worker.call_is_refused():
+                        break  # it did not act, so it is called again once it may
                     if result is not None:
                         records = produced(result, self._handler.name)
                     if records and not kept:
@@ -395,7 +399,7 @@ class Lanes:
                     break
                 # catches every class: if an error ended this turn, its lanes would be stuck
                 except BaseException as raised:  # noqa: BLE001 - the user's; the policy decides what follows
-                    error = raised
+                    error = None if worker.call_is_refused() else raised
                     break
                 finally:
                     now = time.monotonic()

@@ -290,6 +290,9 @@ class Transaction:
     def _offset(self) -> Chosen:
         tenure = self._tenure
         must_last(tenure)
+        if self._transactions.core.state.reader.were_refused(tenure):
+            name = partition_names([tenure.partition])
+            raise Fenced(f"{name}: nothing is written, because may_act() was False for some record", retriable=True)
         offset = tenure.to_commit(delivered=True) if tenure.moves == self._moves else None
         if offset is None:
             raise Fenced(

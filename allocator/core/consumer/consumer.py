@@ -432,18 +432,33 @@ class ConsumerBase:
 
         If a record or batch is given, it answers for this one: whether the ownership under which it was delivered still
         lasts. Without a group (`membership="fixed"`), whether this member owns its partition.
+
+        A record for which the reader or the handler gets False is not done. If the partition stays here, it comes again
+        once the lease is renewed, unless `until_may_act` is awaited, or a later answer for this record is True. Without
+        `record`, that is so for all records in hand.
         """
-        hold = self._member.hold_of_call
-        if record is None or (hold is not None and hold.is_of(record)):
-            return self._member.may_act()
-        tenure = self._member.state.assignment.get(TopicPartition(record.topic, record.partition))
-        return tenure is not None and tenure.fence == record.fence and self._member.membership.may_act()
+        hold, member = self._member.hold_of_call, self._member
+        own = record is None or (hold is not None and hold.is_of(record))
+        if own or record is None:
+            may_act = member.may_act()
+        else:
+            tenure = member.state.assignment.get(TopicPartition(record.topic, record.partition))
+            may_act = tenure is not None and tenure.fence == record.fence and member.membership.may_act()
+        if own and hold is not None:
+            hold.answer_call(may_act)
+        elif hold is None and not (may_act and record is None) and self._reading.called_by_reader():
+            member.state.reader.answer(record, may_act)
+        return may_act
 
     async def until_may_act(self) -> None:
-        """Returns once `may_act` is true. Raises NotOwned if it cannot become true for the records in hand: only a
-        request for records, or the end of the handler's call, ends that."""
+        """Returns once `may_act` is true, and the records in hand may be handled. Raises NotOwned if it cannot become
+        true for them: only a request for records, or the end of the handler's call, ends that."""
         await self._member.commits.until_may_act()
         self._must_not_be_lost(self._member.outlived)
+        if (hold := self._member.hold_of_call) is not None:
+            hold.answer_call(may_act=True)
+        else:
+            self._member.state.reader.allow_all()
 
     # -- subscription --------------------------------------------------------------------------------------------
 

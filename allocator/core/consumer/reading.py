@@ -50,14 +50,14 @@ class Reading:
         """Makes the reader's current or next request raise `Closed`."""
         self._closed = True
         self._member.fetcher.wake()
-        if self._reader is None or self._reader.done() or self._called_by_reader():
+        if self._reader is None or self._reader.done() or self.called_by_reader():
             # the delivered records may not be handled: they are not committed, and the next owner reads them again
             self._member.state.reader.abandon()
         else:
             # the reader finishes its records and requests more, or ends without another request
             self._reader.add_done_callback(lambda _: self._member.state.reader.abandon())
 
-    def _called_by_reader(self) -> bool:
+    def called_by_reader(self) -> bool:
         """Returns whether the current task is the reader, or was started by it with gather, wait_for or create_task.
 
         The reader usually waits for such a task, so that task must not wait for the reader.

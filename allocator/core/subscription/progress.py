@@ -77,6 +77,20 @@ class Hold:
             _call_here.reset(call.token)
 
     @staticmethod
+    def answer_call(may_act: bool) -> None:
+        """Notes whether the handler call in whose context the code runs may act: without that, its record is not
+        done."""
+        call = _call_here.get()
+        if call is not None:
+            call.refused = not may_act
+
+    @staticmethod
+    def call_is_refused() -> bool:
+        """Whether the handler call in whose context the code runs was told last that it may not act."""
+        call = _call_here.get()
+        return call is not None and call.refused
+
+    @staticmethod
     def of_this_context() -> Hold | None:
         """Returns the hold of the handler call in whose context the code runs; None outside of such calls."""
         call = _call_here.get()
@@ -86,10 +100,12 @@ class Hold:
 class Call:
     """A turn of handler calls for the records of one hold."""
 
-    __slots__ = ("hold", "token")
+    __slots__ = ("hold", "refused", "token")
 
     def __init__(self, hold: Hold) -> None:
         self.hold: Hold | None = hold
+        self.refused = False
+        """Whether the call was told last that it may not act."""
         self.token: Token[Optional[Call]] | None = None
 
 
@@ -396,6 +412,8 @@ class ReaderHold(Hold):
         self._first: int | None = first
         self._reader = reader
         self._replaced = tenure.replaced
+        self.refused: set[int] | None = None
+        """Offsets of records that the reader was told not to act on; they and those after them are not done."""
 
     @property
     def was_cut(self) -> bool:
@@ -409,11 +427,24 @@ class ReaderHold(Hold):
         if self.has_outlived:
             self._reader.note_outlived(self)
 
+    def refuse(self, offset: int | None) -> None:
+        """Notes that the reader may not act on this record; None: on any."""
+        first = self._first or 0
+        self.refused = {*(self.refused or ()), first if offset is None else max(offset, first)}
+
     def finish(self) -> None:
         self.busy = False
         if not self.has_outlived:
+            if self.refused and not self.void:
+                self._first = min(self.refused)
+                self.tenure.hand_back()
             self._first = None
             self.tenure.holds.remove(self)
+
+    def confirm(self) -> None:
+        """Marks all records as done, also those that the reader was told not to act on."""
+        self.refused = None
+        self.finish()
 
     def abandon_records(self) -> None:
         """Ends the work without the records being done."""
@@ -451,6 +482,27 @@ class ReaderHolds:
     def tenures(self) -> frozenset[Progress]:
         """The tenures of which the reader has records, except those that were replaced by a seek."""
         return frozenset(hold.tenure for hold in self._holds if not hold.void)
+
+    def answer(self, record: Any, may_act: bool) -> None:
+        """Notes whether the reader may act on this record or batch; None: on all that it has."""
+        offset = None if record is None else getattr(record, "offset", None)
+        offset = record.base_offset if offset is None and record is not None else offset
+        for hold in self._holds:
+            if hold.void or hold.has_outlived or not (record is None or hold.is_of(record)):
+                continue
+            if not may_act:
+                hold.refuse(offset)
+            elif hold.refused:
+                hold.refused.discard(offset)
+
+    def allow_all(self) -> None:
+        """Called when the reader has waited until it may act on its records."""
+        for hold in self._holds:
+            hold.refused = None
+
+    def were_refused(self, tenure: Progress) -> bool:
+        """Whether the reader was told not to act on some record of the tenure."""
+        return any(hold.tenure is tenure and hold.refused for hold in self._holds)
 
     def were_cut(self, tenure: Progress) -> bool:
         """Whether the log of the tenure was cut since the reader got its records."""
@@ -491,7 +543,7 @@ class ReaderHolds:
 
     def finish_up_to(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Marks the records before these offsets as done, if no records were delivered after them."""
-        self._end(ReaderHold.finish, lambda hold: _is_at(hold.tenure, offsets.get(hold.tenure.partition)))
+        self._end(ReaderHold.confirm, lambda hold: _is_at(hold.tenure, offsets.get(hold.tenure.partition)))
 
     def finish_of(self, tenure: Progress) -> None:
         """Marks the delivered records of one tenure as done."""

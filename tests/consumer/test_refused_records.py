@@ -1,0 +1,102 @@
+"""Records for which `may_act` is False are not done: they come again once the lease is renewed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from allocator import Consumer, Record
+from allocator.testing import FaultProxy, LocalCluster, wait_until, wait_until_async
+from tests.consumer.real_service import Service
+from tests.stored import stored_offset
+
+COUNT = 6
+
+
+class User:
+    """Acts on records, but not on that at offset 2 the first time: ZooKeeper is away then, within the session."""
+
+    def __init__(self, consumer: Consumer, proxy: FaultProxy, *, named: bool) -> None:
+        self.consumer, self._proxy, self._named = consumer, proxy, named
+        self.done: list[int] = []
+        self._asked = False
+
+    def acts_on(self, record: Record) -> None:
+        """Blocks, so call it in a thread that has the context of the reader or the call."""
+        may_act = self.consumer._member.membership.may_act
+        if record.offset == 2 and not self._asked:
+            self._asked = True
+            self._proxy.stop()
+            wait_until(lambda: not may_act(), 30, "the end of the lease")
+            acts = self.consumer.may_act(record) if self._named else self.consumer.may_act()
+            self._proxy.start()
+            wait_until(may_act, 30, "the lease")
+            if not acts:
+                return
+        self.done.append(record.offset)
+
+    @property
+    def is_done(self) -> bool:
+        return {*self.done} == {*range(COUNT)}
+
+
+@contextlib.asynccontextmanager
+async def using(cluster: LocalCluster, topic: str, group: str, *, named: bool) -> AsyncIterator[User]:
+    service = Service(cluster, topic, group, partitions=1)
+    await service.produce(0, COUNT)
+    proxy = FaultProxy(int(cluster.zookeeper.rpartition(":")[2]))  # type: ignore[union-attr]
+    async with proxy, service.consumer(zookeeper=proxy.address, auto_commit_interval_s=0.1) as consumer:
+        user = User(consumer, proxy, named=named)
+        yield user
+        assert user.is_done
+
+        async def is_committed() -> bool:
+            with contextlib.suppress(KeyError):
+                return int((await stored_offset(cluster.bootstrap, group, service.partitions[0])).offset) == COUNT
+            return False
+
+        await wait_until_async(is_committed, 30, "the commit of all records")
+
+
+async def read(consumer: Consumer, form: str) -> list[Record]:
+    if form == "getone":
+        record = await consumer.getone(0.1)
+        return [] if record is None else [record]
+    if form == "getmany":
+        return [record for records in (await consumer.getmany(0.1)).values() for record in records]
+    return list(await consumer.getbatch(0.1) or ())
+
+
+@pytest.mark.parametrize("form", ["getone", "getmany", "getbatch"])
+@pytest.mark.parametrize("named", [False, True], ids=["in hand", "by record"])
+async def test_a_reader_gets_a_record_again_on_which_it_could_not_act(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, form: str, named: bool
+) -> None:
+    async with using(kafka_cluster, topic_factory(1), group, named=named) as user:
+        while not user.is_done:
+            for record in await read(user.consumer, form):
+                await asyncio.to_thread(user.acts_on, record)
+        await user.consumer.getmany(0)  # the last ones are done
+        if named:  # nothing before it comes again
+            assert user.done.count(0) == user.done.count(1) == 1
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+async def test_a_handler_is_called_again_for_a_record_on_which_it_could_not_act(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, plain: bool
+) -> None:
+    async with using(kafka_cluster, topic_factory(1), group, named=False) as user:
+
+        async def handle(record: Record) -> None:
+            await asyncio.to_thread(user.acts_on, record)
+
+        handler: Any = user.acts_on if plain else handle
+        processing = asyncio.ensure_future(user.consumer.process(handler, commit_interval_s=0.1))
+        await wait_until_async(lambda: user.is_done, 60, lambda: f"the effects of all records: {user.done}")
+        assert sorted(user.done) == [*range(COUNT)]
+        processing.cancel()
+        await asyncio.wait({processing})

@@ -193,7 +193,7 @@ class Lanes:
         for lane in lanes:
             lane.cut = True
             if lane.task is not None:
-                lane.task.cancel()
+                self._tasks.cancel(lane.task)
             elif self._children is None or not self._children.kill(lane):
                 left.append(lane)
         return left

@@ -208,7 +208,9 @@ class Processor:
                 batch = await self._consumer.getbatch()
                 assert batch is not None
                 failing.over()
-            except Closed:
+            except Closed as error:
+                if error is self._member.ended:
+                    raise
                 self.stop()
                 return
             except AllocatorError as error:
@@ -281,6 +283,8 @@ class Processor:
         finally:
             await _cancel([stop])
         for task in running:
+            if task.cancelled() and self._member.ended is not None:  # with all other tasks of the consumer
+                raise self._member.ended
             if task.done():
                 task.result()
 

@@ -16,7 +16,7 @@ from tornado.ioloop import IOLoop
 from allocator import GroupedConsumer
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer import client_of
-from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
+from allocator.errors import BrokersUnavailable, Closed, CommitFailed, ZooKeeperUnavailable
 from allocator.operate import kafka_group
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster
@@ -84,6 +84,22 @@ def test_a_tornado_service_with_yield(service: Service) -> None:
 
     seen = IOLoop(make_current=False).run_sync(run)
     assert sorted(value["n"] for value in seen) == list(range(40))
+
+
+@over_both
+async def test_consuming_raises_after_other_code_has_cancelled_the_tasks_of_the_consumer(service: Service) -> None:
+    """Tornado's test case does that after each test. An empty list would look like a topic without new values."""
+    others, consumer = asyncio.all_tasks(), service.consumer()
+    await consumer.connect()
+    await service.produce([1])
+    await consume_values(consumer, service.topic, 1)
+    for task in asyncio.all_tasks() - others:
+        task.cancel()
+    await asyncio.wait(asyncio.all_tasks() - others)
+    await service.produce([2])
+    with pytest.raises(Closed, match="was cancelled by code that had not started it"):
+        await consumer.consume(service.topic)
+    await consumer.close()
 
 
 @over_both

@@ -275,3 +275,41 @@ async def test_a_close_during_the_start_ends_both(service: Service) -> None:
             await consumer.getbatch(0)
     async with service.consumer() as successor:
         await owns(successor, 4)
+
+
+@each("zookeeper", "kafka", "fixed")
+@pytest.mark.parametrize("reads", ["getone", "getbatch", "getmany", "async for", "process"])
+async def test_reading_raises_after_other_code_has_cancelled_the_tasks_of_the_consumer(
+    service: Service, reads: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As test frameworks and shutdown code do. Without its tasks, the consumer would never get another record."""
+
+    async def read_on(consumer: Consumer) -> None:
+        if reads == "async for":
+            async for _ in consumer:
+                pass
+        elif reads == "process":
+            await consumer.process(lambda _: None)
+        else:
+            while True:
+                await getattr(consumer, reads)()
+
+    others, consumer = asyncio.all_tasks(), service.consumer()
+    await consumer.start()
+    reader = asyncio.ensure_future(read_on(consumer))
+    await owns(consumer, 4)
+    for task in asyncio.all_tasks() - {reader, *others}:
+        task.cancel()
+    await asyncio.wait({reader}, timeout=20)
+    assert reader.done(), "the reader waits for ever"
+    with pytest.raises(Closed, match="was cancelled by code that had not started it"):
+        await reader
+    await service.produce(0, 4)
+    assert caplog.text.count("was cancelled by code that had not started it") == 1
+    with pytest.raises(Closed, match="create another one"):
+        await consumer.getone(0)
+    await consumer.close()
+    with pytest.raises(Closed, match="closed"):
+        await consumer.getone(0)
+    async with service.consumer() as successor:
+        assert len(await read(successor, 4)) == 4

@@ -824,6 +824,31 @@ async def test_a_cancelled_close_fails_the_rest_at_once(cluster_factory: Any, to
         await asyncio.to_thread(cluster.brokers[0].resume)
 
 
+async def test_records_fail_after_other_code_has_cancelled_the_tasks_of_the_producer(
+    cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    cluster = await started(cluster_factory, NEW)
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
+    others = asyncio.all_tasks()
+    async with Producer(brokers=cluster.bootstrap) as producer:
+        await producer.send_and_wait(topic, b"before")
+        await asyncio.to_thread(cluster.brokers[0].pause)
+        try:
+            future = await producer.send(topic, b"under way")
+            for task in asyncio.all_tasks() - others:
+                task.cancel()
+            await asyncio.wait({future}, timeout=20)
+            assert future.done(), "the record neither fails nor is written"
+            with pytest.raises(DeliveryFailed, match="was cancelled by code that had not started it"):
+                await future
+            with pytest.raises(Closed, match="create another one"):
+                await producer.send(topic, b"after")
+            with pytest.raises(DeliveryFailed):
+                await producer.flush()
+        finally:
+            await asyncio.to_thread(cluster.brokers[0].resume)
+
+
 def test_another_event_loop_is_refused(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
     topic = topic_factory(1)
     producer = Producer(brokers=kafka_cluster.bootstrap)

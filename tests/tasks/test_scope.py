@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.core.aio.tasks import BackgroundTasks, TaskGroup, first_of
+from allocator.core.errors import Closed
 
 PATIENCE_S = 30.0
 
@@ -102,6 +103,21 @@ async def test_nothing_starts_without_an_owner() -> None:
     await tasks.close()
     with pytest.raises(RuntimeError, match="no owner"):
         tasks.start(for_ever())
+
+
+async def test_a_background_task_that_its_owner_did_not_cancel_has_failed() -> None:
+    failures: list[BaseException] = []
+    tasks = BackgroundTasks(failures.append)
+    tasks.cancel(tasks.start(for_ever()))
+    other = tasks.start(for_ever(), "renewal")
+    tasks.start(for_ever())
+    await ticks(2)
+    assert not failures
+    other.cancel()
+    await ticks(3)
+    await tasks.close()
+    assert [type(error) for error in failures] == [Closed]
+    assert "'renewal' was cancelled by code that had not started it" in str(failures[0])
 
 
 # -- cancelled from outside --------------------------------------------------------------------------------------------

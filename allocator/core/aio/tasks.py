@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from allocator.core.errors import AllocatorError
+from allocator.core.errors import AllocatorError, Closed
 
 log = logging.getLogger(__name__)
 
@@ -76,12 +76,13 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 class BackgroundTasks:
     """The tasks of an object whose start() and close() may be called from different tasks.
 
-    Calls `failed` with the error of each task that fails. A cancelled task does not count as failed.
+    Calls `failed` with the error of each task that fails, and with `Closed` for each task that neither `close` nor
+    `cancel` has cancelled: some code cancels all tasks of the loop, and the users of the object would wait for ever.
     """
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, unlike a set
+        self._tasks: dict[asyncio.Task[Any], bool] = {}  # task -> whether it was cancelled here
         self._ending = False
         self._closed = False
 
@@ -91,11 +92,17 @@ class BackgroundTasks:
             coroutine.close()
             raise RuntimeError(f"{type(self).__name__}.start: the task would have no owner")
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        self._tasks[task] = None
+        self._tasks[task] = False
         task.add_done_callback(self._ended)
         if self._ending:
-            task.cancel()
+            self.cancel(task)
         return task
+
+    def cancel(self, task: asyncio.Task[Any]) -> None:
+        """Cancels one of the tasks."""
+        if task in self._tasks:
+            self._tasks[task] = True
+            task.cancel()
 
     async def close(self) -> None:
         """Cancels all tasks and returns when they have ended, even if the caller is cancelled."""
@@ -114,21 +121,33 @@ class BackgroundTasks:
 
     def _cancel(self) -> None:
         for task in tuple(self._tasks):
-            task.cancel()
+            self.cancel(task)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(task, None)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._failed(error)
+        expected = self._tasks.pop(task)
+        if not task.cancelled():
+            error = task.exception()
+            if error is not None:
+                self._failed(error)
+        elif not expected:
+            self._cancelled(task)
+
+    def _cancelled(self, task: asyncio.Task[Any]) -> None:
+        self._failed(
+            Closed(
+                f"the background task {task.get_name()!r} was cancelled by code that had not started it, for example "
+                "by code that cancels all tasks of the event loop; close this object and create another one, and "
+                "cancel only your own tasks"
+            )
+        )
 
 
 class TaskGroup(BackgroundTasks):
     """Runs tasks beside one main task: `await TaskGroup().run(main())`. Call `run` once.
 
     When `run` returns or raises, all tasks have ended. The first failure of any task cancels the others, and `run`
-    raises it; further failures are logged. If the caller of `run` is cancelled, `run` raises CancelledError, and all
-    failures are logged.
+    raises it; further failures are logged. A cancelled task has not failed. If the caller of `run` is cancelled, `run`
+    raises CancelledError, and all failures are logged.
 
     Main is a task of its own, because on Python 3.9 and 3.10 a task cannot distinguish a cancellation by its group from
     a cancellation from outside at the same time.
@@ -165,6 +184,9 @@ class TaskGroup(BackgroundTasks):
         finally:
             self._log(raised)
             raised = None  # its traceback refers to this frame
+
+    def _cancelled(self, task: asyncio.Task[Any]) -> None:
+        """Does nothing: whoever cancels all tasks of the loop also cancels the caller of `run`."""
 
     def _note(self, error: BaseException) -> None:
         if not any(error is other for other in self._errors):

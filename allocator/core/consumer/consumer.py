@@ -211,7 +211,9 @@ class ConsumerBase:
     async def __anext__(self) -> Batch:
         try:
             batch = await self.getbatch()
-        except Closed:
+        except Closed as error:
+            if error is self._member.ended:
+                raise
             raise StopAsyncIteration from None
         assert batch is not None
         return batch

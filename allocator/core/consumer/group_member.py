@@ -27,7 +27,7 @@ from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, check_sink
 from allocator.core.consumer.topic_choice import TopicChoice
-from allocator.core.errors import AllocatorError, ConfigError, IllegalState, NotOwned
+from allocator.core.errors import AllocatorError, Closed, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.coordinator import Coordinator
@@ -223,7 +223,8 @@ class GroupMember:
     def _broke(self, error: BaseException) -> None:
         """Passes an unexpected error of an internal task to the reader, because the reader would wait forever
         otherwise."""
-        log.error("%s: the consumer is broken", self.group, exc_info=error)
+        if not isinstance(error, Closed):
+            log.error("%s: the consumer is broken", self.group, exc_info=error)
         self.fetcher.broke(error)
 
     # -- reading -------------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ class Ownership(HoldingListener):
 
     async def lost(self, partitions: Partitions) -> None:
         with self._measures.span("rebalance", step="lost", partitions=len(partitions)):
-            self._starts.forget_expected()
+            self._starts.forget_expected(self._tasks)
             self._measures.partitions_lost += len(partitions)
             former = [tenure for p in partitions if (tenure := self._state.former(p)) is not None]
             await asyncio.gather(*(hold.abandon() for tenure in former for hold in tenure.holds if hold.busy))

@@ -66,13 +66,13 @@ class StartingPositions:
 
     def expect(self, partitions: Partitions, tasks: BackgroundTasks) -> None:
         """Requests the committed offsets of free partitions that this member is about to claim."""
-        self.forget_expected()
+        self.forget_expected(tasks)
         self._expected = partitions, tasks.start(self._expect(partitions), "committed offsets")
 
-    def forget_expected(self) -> None:
+    def forget_expected(self, tasks: BackgroundTasks) -> None:
         """Drops the request of `expect`, because another member may have owned the partitions since."""
         if self._expected is not None:
-            self._expected[1].cancel()
+            tasks.cancel(self._expected[1])
             self._expected = None
 
     def begin(self, tenures: list[TopicPartitionState], tasks: BackgroundTasks) -> asyncio.Future[None]:

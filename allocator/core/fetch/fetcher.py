@@ -231,6 +231,8 @@ class Fetcher:
 
     def broke(self, error: BaseException) -> None:
         """Called when an unexpected error ended fetching. Each `take` raises it, so that no caller waits for ever."""
+        if self.broken is None and isinstance(error, Closed):  # whoever cancels one task cancels the others, too
+            log.error("reading has ended: %s", error)
         self.broken = error
         self._wake_readers()
 

@@ -50,7 +50,7 @@ LOADS_S = (
 )
 # duration after which growing lag or missing progress is a finding. Higher: later findings; lower: false alarms
 TREND_S = 90.0
-TRENDS = frozenset({"no-progress", "lag-grows"})
+TRENDS = frozenset({"no-progress", "lag-grows", "open-transaction"})
 
 
 class DoctorTrends:

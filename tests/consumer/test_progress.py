@@ -225,6 +225,30 @@ async def test_an_idle_group_has_no_lag(service: Service, end: str, called: bool
         await until_committed(service, 5)
 
 
+async def test_lag_has_no_record_that_waits_for_the_end_of_a_transaction(service: Service) -> None:
+    """A consumer that waits for another producer is not behind. Java's consumer and librdkafka count the same."""
+    zero = service.partitions[0]
+    await produce(service, 0, *[b"%d" % n for n in range(5)])
+    writer = await asyncio.to_thread(
+        KafkaProducer, bootstrap_servers=service.cluster.bootstrap, transactional_id=service.group
+    )
+    with contextlib.closing(writer):
+        await asyncio.to_thread(writer.init_transactions)
+        writer.begin_transaction()
+        await asyncio.to_thread(writer.send(service.topic, b"5", partition=0).get, 30)
+        await produce(service, 0, *[b"%d" % n for n in range(6, 20)])
+        async with service.consumer(isolation_level="read_committed") as consumer:
+            assert await read(consumer, 5) == list(range(5))
+            assert (await consumer.position(zero), await consumer.end_offsets([zero])) == (5, {zero: 5})
+            assert (consumer.lag()[zero], consumer.high_watermark(zero)) == (0, 20)
+            assert consumer.metrics()["records-lag-max"] == 0
+            await asyncio.to_thread(writer.commit_transaction)
+            assert (await read(consumer, 15))[:1] == [5]
+    async with service.consumer(group=None, membership="fixed") as consumer:
+        assert (await consumer.getone(30)).offset == 0
+        assert consumer.lag()[zero] == 20
+
+
 async def test_an_uncommitted_seek_is_no_progress_when_the_partition_returns(service: Service) -> None:
     zero = service.partitions[0]
     await produce(service, 0, *[b"%d" % n for n in range(20)])

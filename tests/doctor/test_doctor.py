@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient
 
 from allocator.assignors import GroupView
@@ -364,6 +365,38 @@ async def test_offsets_that_are_not_in_kafka(patient: Patient) -> None:
         found = await patient.examined()
         assert found["offsets-in-zookeeper"][0].where == (f"{patient.topic}:0",)
         assert len(found["offsets-missing"][0].where) == 3
+
+
+async def test_a_group_that_waits_for_the_transaction_of_another_producer(patient: Patient) -> None:
+    writer = await asyncio.to_thread(
+        KafkaProducer, bootstrap_servers=patient.cluster.bootstrap, transactional_id=patient.group
+    )
+    with contextlib.closing(writer):
+        await asyncio.to_thread(writer.init_transactions)
+        async with patient.consumer(isolation_level="read_committed") as consumer, patient.clients() as (client, zk, _):
+
+            async def poll() -> Any:
+                return await observe(patient.group, client=client, zookeepers=[zk])
+
+            await patient.consume(consumer, 40)
+            writer.begin_transaction()
+            await asyncio.to_thread(writer.send(patient.topic, b"open", partition=1).get, 30)
+            await patient.fill(100, only=1)
+            await patient.fill(100, only=2)
+            before, after = await poll(), await poll()
+            found = {finding.id: finding for finding in diagnose(before, after)}
+            assert found["open-transaction"].where == (f"{patient.topic}:1",)
+            assert "101 records" in found["open-transaction"].what
+            assert f"--start-offset 10 for {patient.topic}:1" in found["open-transaction"].do
+            assert found["no-progress"].where == (f"{patient.topic}:2",), "its handler does nothing"
+            await asyncio.to_thread(writer.commit_transaction)
+            writer.begin_transaction()
+            await asyncio.to_thread(writer.send(patient.topic, b"open", partition=1).get, 30)
+            later = await poll()
+            assert "open-transaction" not in {finding.id for finding in diagnose(after, later)}, "it is another one"
+            await asyncio.to_thread(writer.abort_transaction)
+            await patient.consume(consumer, 201)
+            assert {finding.id for finding in diagnose(await poll(), await poll())} == {"offsets-expire"}
 
 
 async def test_lag_that_grows_and_partitions_where_nothing_is_done(patient: Patient) -> None:

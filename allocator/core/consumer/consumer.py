@@ -614,7 +614,8 @@ class ConsumerBase:
 
     def lag(self) -> dict[TopicPartition, int]:
         """Returns the number of offsets between position and end of each owned partition whose end is known from a
-        fetch."""
+        fetch. The end is that of `end_offsets`: with the isolation level "read_committed", records of an open
+        transaction and the records after them do not count."""
         tenures = self._member.state.assignment.items()
         return {partition: lag for partition, tenure in tenures if (lag := tenure.lag) is not None}
 

@@ -307,6 +307,8 @@ class FetchLoop:
             buffer.failures = 0
             self._reports.healed(tp)
             partition.high_watermark = part.high_watermark
+            if self._committed_only and part.last_stable_offset >= 0:  # brokers before 0.11 have no transactions
+                partition.last_stable_offset = part.last_stable_offset
             if part.preferred_replica >= 0:
                 expiry = time.monotonic() + REPLICA_LEASE_S
                 if partition.update_preferred_read_replica(part.preferred_replica, expiry):

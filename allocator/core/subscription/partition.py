@@ -59,6 +59,7 @@ class TopicPartitionState(Progress):
         "fetch_state",
         "high_watermark",
         "in_doubt",
+        "last_stable_offset",
         "paused",
         "record",
         "reset_strategy",
@@ -89,6 +90,8 @@ class TopicPartitionState(Progress):
         """The reading of `clock` from which the awaited reset or validation may be requested."""
         self.high_watermark: int | None = None
         """The offset after the last record that consumers may read, from the last fetch; None before the first one."""
+        self.last_stable_offset: int | None = None
+        """The offset before which no transaction is open, from the last fetch; None unless "read_committed" is set."""
         # the newest leader epoch whose log was compared with the position. The record before the position may have an
         # older epoch, so without this field the position would be validated at each metadata response
         self._current_leader_epoch = -1
@@ -101,10 +104,12 @@ class TopicPartitionState(Progress):
 
     @property
     def lag(self) -> int | None:
-        """The number of offsets between the position and the high watermark; None while either is unknown."""
-        if self.high_watermark is None or self._position is None:
+        """The number of offsets between the position and the end of what this consumer may read; None while either is
+        unknown."""
+        end = self.high_watermark if self.last_stable_offset is None else self.last_stable_offset
+        if end is None or self._position is None:
             return None
-        return max(0, self.high_watermark - self._position.offset)
+        return max(0, end - self._position.offset)
 
     def begin(self, committed: OffsetAndMetadata, former: Progress | None, *, own: bool) -> OffsetAndMetadata:
         start = super().begin(committed, former, own=own)

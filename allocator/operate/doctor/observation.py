@@ -75,6 +75,8 @@ class Observation:
     registrations: tuple[Registration, ...] = ()
     future_timestamps: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Partition -> timestamp of a record that lies in the future by this machine's clock."""
+    stable: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The last stable offsets of the partitions with lag: the first record of an open transaction, or the end."""
     requested_session_s: Optional[float] = None
     granted_session_s: Optional[float] = None
     """The session timeouts that were requested from and granted by ZooKeeper."""
@@ -245,4 +247,14 @@ async def _kafka_group(
             when = int((clock() + AHEAD_S) * 1000)
             late = await list_offsets(client, dict.fromkeys(logs.end, when), timeout_s=client.request_timeout_s)
             collector.fields["future_timestamps"] = {p: at.timestamp for p, at in late.items() if at is not None}
+    behind = [partition for partition in logs.committed if logs.lag(partition)]
+    if client.broker_version >= (0, 11) and behind:
+        async with collector.check("open transactions"):
+            ends = await list_offsets(
+                client,
+                dict.fromkeys(behind, "latest"),
+                isolation_level="read_committed",
+                timeout_s=client.request_timeout_s,
+            )
+            collector.fields["stable"] = {p: end.offset for p, end in ends.items() if end is not None}
     return replace(report, logs=logs, subscribed=frozenset(existing))

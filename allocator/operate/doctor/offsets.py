@@ -184,6 +184,7 @@ def _log_retention_minutes(seen: Observation) -> float | None:
 def _lag(before: Observation, after: Observation, earlier: GroupReport, report: GroupReport) -> Iterator[Finding]:
     growing: dict[TopicPartition, int] = {}
     still: dict[TopicPartition, int] = {}
+    behind_transaction: dict[TopicPartition, int] = {}
     seconds = (after.ended_ms - before.ended_ms) / 1000
     for partition in (_owned(before) & _owned(after)) - report.paused:
         lag, was = report.logs.lag(partition), earlier.logs.lag(partition)
@@ -191,6 +192,10 @@ def _lag(before: Observation, after: Observation, earlier: GroupReport, report: 
         if lag is None or was is None or committed is None or before_that is None:
             continue
         done = committed.offset - before_that.offset
+        stable = after.stable.get(partition, -1)
+        if lag > MARKERS and stable == before.stable.get(partition) and 0 <= stable - committed.offset <= MARKERS:
+            behind_transaction[partition] = lag
+            continue
         if lag > MARKERS and lag >= was and done == 0:
             still[partition] = lag
             continue
@@ -198,6 +203,22 @@ def _lag(before: Observation, after: Observation, earlier: GroupReport, report: 
         # between two commits, the lag of a member that keeps up grows to what was written since the first one
         if lag - was > max(MARKERS, NOISE * written) and lag * max(1.0, seconds / COMMITS_S) > written:
             growing[partition] = lag - was
+    if behind_transaction:
+        first = min(behind_transaction)
+        yield Finding(
+            "open-transaction",
+            Severity.WARNING,
+            f"transactions in {len(behind_transaction)} partitions have been open for {seconds:.0f} s or more; the "
+            f"group has read up to them, and {sum(behind_transaction.values())} records are in or behind them",
+            names(behind_transaction),
+            'Members with isolation level "read_committed" get these records when the transaction ends, and their '
+            "handlers are not the cause. Other members do not wait for transactions: if they commit nothing, their log "
+            "has the cause.",
+            "Find the producer: `kafka-transactions.sh describe-producers` lists those of a partition. Brokers end its "
+            "transaction after its transaction.timeout.ms. If it stays longer, it hangs (KIP-664); then run "
+            f"`kafka-transactions.sh abort` for each partition, with --start-offset {after.stable[first]} for "
+            f"{names([first])[0]}.",
+        )
     if still:
         yield Finding(
             "no-progress",

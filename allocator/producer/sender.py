@@ -518,13 +518,13 @@ class BatchSender(Generic[B]):
     ) -> None:
         codes: dict[TopicPartition, tuple[int, int, int]] = {}
         lost: BrokerError | None = None
+        request = produce_request(
+            {partition: data for partition, (_, _, data) in batches.items()},
+            self._request_timeout_s,
+            self._transactional_id,
+            self._acks,
+        )
         try:
-            request = produce_request(
-                {partition: data for partition, (_, _, data) in batches.items()},
-                self._request_timeout_s,
-                self._transactional_id,
-                self._acks,
-            )
             response = await self._client.send(leader, request, self._request_timeout_s + 5.0)
             codes = {partition: (code, base, time) for partition, code, base, time in produced(response)}
         except BrokerError as error:
@@ -545,7 +545,7 @@ class BatchSender(Generic[B]):
                 queue.max_sent = 1 if queue.producer < 0 else UNDER_WAY
             else:
                 failed.add(partition.topic)
-                item.maybe_written |= lost is not None or code in MAYBE_WRITTEN
+                item.maybe_written |= code in MAYBE_WRITTEN if lost is None else self._client.was_sent(request)
                 queue.failed(item, lost or for_code(code, f"{partition.topic}:{partition.partition}"))
             self._settle(partition, queue)
         self._progress.set()

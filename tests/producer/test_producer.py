@@ -20,9 +20,11 @@ from typing import Any
 import pytest
 from kafka import KafkaConsumer
 from kafka import TopicPartition as At
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 
 from allocator import DeliveryFailed, Producer, RecordMetadata
 from allocator.core.aio import wall_ms, within
+from allocator.core.client import KafkaClient
 from allocator.errors import BrokersUnavailable, Closed, ConfigError, IllegalState, TopicNotFound
 from allocator.producer import RecordWriter
 from allocator.testing import LocalCluster, wait_until, wait_until_async
@@ -497,6 +499,29 @@ async def test_a_record_of_a_frozen_broker_may_be_written_and_may_be_sent_again(
         await producer.flush()  # `send_and_wait` has told the failure
         await producer.send_and_wait(topic, b"after")
     assert (await values(cluster, topic))[-1] == b"after"
+
+
+@pytest.mark.servers
+async def test_a_record_whose_leader_was_never_reached_is_not_written() -> None:
+    """As with brokers in a container that advertise a name of its network."""
+    with await asyncio.to_thread(LocalCluster, NEW) as cluster:
+        await asyncio.to_thread(cluster.create_topic, "t", 1)
+        admin = await asyncio.to_thread(KafkaAdminClient, bootstrap_servers=cluster.bootstrap)
+        listener = f"PLAINTEXT://in-a-container.invalid:{cluster.brokers[0].port}"
+        setting = ConfigResource(ConfigResourceType.BROKER, "0", configs={"advertised.listeners": listener})
+        await asyncio.to_thread(admin.alter_configs, [setting])
+        await asyncio.to_thread(admin.close)
+
+        async def is_advertised() -> bool:
+            async with KafkaClient(cluster.bootstrap) as client:
+                await client.refresh()
+                return "in-a-container" in str(client.metadata.brokers)
+
+        await wait_until_async(is_advertised, 30, "the new address in the metadata")
+        async with Producer(brokers=cluster.bootstrap, delivery_timeout_s=2.0) as producer:
+            with pytest.raises(DeliveryFailed, match="1 record, which is not written") as error:
+                await producer.send_and_wait("t", b"v")
+            assert (error.value.retriable, error.value.maybe_written) == (True, False)
 
 
 AGE_MS = 10_000  # how old a record may be

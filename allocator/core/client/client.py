@@ -391,6 +391,11 @@ class KafkaClient:
         except RequestFailed as exc:
             raise self.error_of(exc, node_id) from exc
 
+    @staticmethod
+    def was_sent(request: Any) -> bool:
+        """Returns whether bytes of `request` were passed to a socket, so that a broker may have them."""
+        return request.header is not None
+
     def send_now(
         self, node_id: Any, request: Any, timeout_s: float, done: Callable[[Any, RequestFailed | None], None]
     ) -> bool:

@@ -522,6 +522,7 @@ async def test_a_record_whose_leader_was_never_reached_is_not_written() -> None:
             with pytest.raises(DeliveryFailed, match="1 record, which is not written") as error:
                 await producer.send_and_wait("t", b"v")
             assert (error.value.retriable, error.value.maybe_written) == (True, False)
+            assert "resolve the names in the broker's advertised.listeners" in str(error.value)
 
 
 AGE_MS = 10_000  # how old a record may be

@@ -72,12 +72,15 @@ class BrokerConnection(RequestStream):
         settings: ConnectionSettings,
         versions: BrokerVersionData | None,
         on_end: Callable[[BrokerConnection, Exception | None], None] = lambda connection, error: None,
+        *,
+        advertised: bool = False,  # whether the address is from the cluster's metadata
     ) -> None:
         super().__init__(broker, settings.client_id, settings.receive_max_bytes)
         self.versions = versions
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._settings = settings
         self._on_end = on_end
+        self._advertised = advertised
         self._sasl: Sasl | None = None
         if settings.sasl_enabled:
             from allocator.core.client.sasl import Sasl
@@ -144,7 +147,10 @@ class BrokerConnection(RequestStream):
         except OSError as exc:
             # asyncio's error has no text if the broker closes the connection during the TLS handshake
             ended = "the server ended the TLS handshake" if self._settings.tls else type(exc).__name__
-            raise ConnectionFailed(os_cause(exc) or ended) from exc
+            cause = os_cause(exc) or ended
+            if self._advertised and isinstance(exc, socket.gaierror):
+                cause += "; clients must be able to resolve the names in the broker's advertised.listeners"
+            raise ConnectionFailed(cause) from exc
 
     async def _open_socket(self) -> None:
         host, port = self.broker.host, self.broker.port

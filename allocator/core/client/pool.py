@@ -257,7 +257,8 @@ class ConnectionPool:
     ) -> BrokerConnection:
         if self._closed:
             raise RequestFailed("this Kafka client is closed")
-        connection = BrokerConnection(broker, self.settings, versions, on_end)
+        advertised = not self.directory.is_bootstrap(_broker_id(broker.node_id))
+        connection = BrokerConnection(broker, self.settings, versions, on_end, advertised=advertised)
         self._all.add(connection)
         connection.socket_closed.add_done_callback(lambda _: self._all.discard(connection))
         return connection

@@ -49,7 +49,7 @@ async def test_requests_that_waited_for_a_full_socket_are_written_first() -> Non
         connection.pause_writing()
         waiting = [tasks.start(write(number), f"{number}") for number in (1, 2, 3)]
         await asyncio.sleep(0)  # all requests are waiting
-        waiting[1].cancel()
+        tasks.cancel(waiting[1])
         connection.resume_writing()
         waiting.append(tasks.start(write(4), "4"))
         await asyncio.gather(*waiting, return_exceptions=True)

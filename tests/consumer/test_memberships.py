@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
+from allocator.core.aio import within
 from allocator.core.consumer import client_of
 from allocator.errors import Closed, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.testing import LocalCluster, wait_until_async
@@ -308,6 +309,8 @@ async def test_reading_raises_after_other_code_has_cancelled_the_tasks_of_the_co
     assert caplog.text.count("was cancelled by code that had not started it") == 1
     with pytest.raises(Closed, match="create another one"):
         await consumer.getone(0)
+    with pytest.raises(Closed, match="cancelled by other code"):
+        await within(consumer.partitions_for_topic(service.topic), 20)
     await consumer.close()
     with pytest.raises(Closed, match="closed"):
         await consumer.getone(0)

@@ -869,6 +869,8 @@ async def test_records_fail_after_other_code_has_cancelled_the_tasks_of_the_prod
                 await future
             with pytest.raises(Closed, match="create another one"):
                 await producer.send(topic, b"after")
+            with pytest.raises(Closed, match="cancelled by other code"):
+                await within(producer.send(f"{topic}-other", b"after"), 20)
             with pytest.raises(DeliveryFailed):
                 await producer.flush()
         finally:

@@ -19,6 +19,7 @@ from allocator.core.errors import AllocatorError, Closed
 
 log = logging.getLogger(__name__)
 
+ENDED = "this Kafka client was closed, or its task was cancelled by other code; create another one"
 NO_ID = uuid.UUID(int=0)  # sent by brokers that are configured for a protocol version before 2.8
 # responses before v1 do not mark internal topics
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
@@ -147,10 +148,17 @@ class Refresher:
         if self._next is not None:
             self._demand.set()  # `refresh` was called before `start`, and waits
         self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, _: object) -> None:
+        """Called by `close`, and if other code has cancelled the task: no further round would end the calls."""
+        self._closed = True
+        if self._next is not None:
+            settle(self._next, None, Closed(ENDED))
 
     async def refresh(self, topics: Iterable[str] | None) -> None:
         if self._closed:
-            raise Closed("this Kafka client is closed")
+            raise Closed(ENDED)
         self._topics.update(topics or ())
         await asyncio.shield(self._demand_round())
 
@@ -187,7 +195,7 @@ class Refresher:
             try:
                 await self._fetch(topics)
             except asyncio.CancelledError:
-                settle(done, None, Closed("this Kafka client was closed"))
+                settle(done, None, Closed(ENDED))
                 raise
             except Exception as exc:
                 # any other error is a bug: the callers get it, and the next round runs
@@ -203,10 +211,8 @@ class Refresher:
 
     async def close(self) -> None:
         """Ends the task. Waiting calls of `refresh` raise `Closed`. Idempotent."""
-        self._closed = True
+        self._ended(None)
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        if self._next is not None:
-            settle(self._next, None, Closed("this Kafka client was closed"))

@@ -56,6 +56,7 @@ LAST_EPOCH: Final = 0x7FFF
 CORRUPT_TRIES: Final = 5
 # The default of socket.request.max.bytes. Brokers close the connection for a longer request, and say nothing
 CONNECTION_BYTES: Final = 100 << 20
+LOST: Final = (-2, -1)  # no producer id, no epoch; brokers that give none get (-1, -1)
 RESEND_MAX_S: Final = 3.0  # the longest pause before failed batches are sent again
 
 
@@ -275,14 +276,14 @@ class BatchSender(Generic[B]):
         self._transactional_id = transactional_id
         self._acks = acks
         self.identity: tuple[int, int] | None = None
-        """Producer id and epoch for partitions that are added next; None: `add` requests a new id."""
+        """Producer id and epoch for partitions that are added next; `LOST`: a new id is requested; None: the first."""
         self.queues: dict[TopicPartition, PartitionQueue[B]] = {}
         self.stopped = False
         """Whether `run` has ended, or `stop` was called."""
         self._under_way: dict[int, int] = defaultdict(int)  # leader -> requests in flight
         self._ready: dict[TopicPartition, None] = {}  # partitions with batches to send, the next one first
         self._drains = 0
-        self._look_up: asyncio.Task[None] | None = None
+        self._asking: dict[str, asyncio.Task[None]] = {}  # what batches wait for -> the task that requests it
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
 
@@ -331,10 +332,16 @@ class BatchSender(Generic[B]):
         """
         added = list(partitions)
         self.drop(added)
-        if self.identity is None:
+        if self.identity is None or self.identity == LOST:
             self.identity = await self._new_identity()
         for partition in added:
             self.queues.setdefault(partition, PartitionQueue(*self.identity, merge=merge))
+
+    def add_now(self, partition: TopicPartition) -> None:
+        """Like `add`, after a first call of it, but leaves it to `run` to request a new producer id. If no broker gives
+        one, the batches expire, or `refused` gets the error."""
+        assert self.identity is not None
+        self.queues[partition] = PartitionQueue(*self.identity)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Drops the unacknowledged batches of these partitions.
@@ -344,7 +351,7 @@ class BatchSender(Generic[B]):
         for partition in partitions:
             queue = self.queues.pop(partition, None)
             if queue is not None:
-                self.identity = None
+                self.identity = LOST
                 self.held -= sum(item.size for item in queue.pending)
         self._progress.set()
 
@@ -467,6 +474,7 @@ class BatchSender(Generic[B]):
         sizes: dict[int, int] = defaultdict(int)
         later: list[float] = []
         leaderless: set[str] = set()
+        unidentified = False
         for partition in list(self._ready):
             queue = self.queues.get(partition)
             if queue is None or not queue.waiting:
@@ -486,6 +494,12 @@ class BatchSender(Generic[B]):
             if now < resume_at:
                 later.append(resume_at - now)
                 continue
+            if (queue.producer, queue.epoch) == LOST and self.identity is not None:
+                if self.identity == LOST:
+                    unidentified = True
+                    later.append(self._client.retry_backoff_s)
+                    continue
+                queue.producer, queue.epoch = self.identity
             if queue.broken or self._under_way[leader] >= UNDER_WAY or len(queue.sent) >= queue.max_sent:
                 continue
             before, after = queue.merge_waiting()
@@ -503,9 +517,27 @@ class BatchSender(Generic[B]):
         for leader, batches in chosen.items():
             self._under_way[leader] += 1
             tasks.start(self._exchange(leader, batches), "produce")
-        if leaderless and (self._look_up is None or self._look_up.done()):
-            self._look_up = tasks.start(self._find_leaders(leaderless), "leaders")
+        if leaderless and self._may_ask("leaders"):
+            self._asking["leaders"] = tasks.start(self._find_leaders(leaderless), "leaders")
+        if unidentified and self._may_ask("producer id"):
+            self._asking["producer id"] = tasks.start(self._identify(), "producer id")
         return bool(chosen), min(later, default=None)
+
+    def _may_ask(self, what: str) -> bool:
+        return what not in self._asking or self._asking[what].done()
+
+    async def _identify(self) -> None:
+        """Requests a producer id for the partitions of `add_now`."""
+        try:
+            self.identity = await self._new_identity()
+        except BrokerError as error:
+            for partition, queue in list(self.queues.items()):
+                if (queue.producer, queue.epoch) == LOST and queue.waiting:
+                    queue.error = error
+                    if not error.retriable:
+                        self._refused(partition, queue, error)
+            await asyncio.sleep(self._client.retry_backoff_s)
+        self._wake.set()
 
     async def _find_leaders(self, topics: set[str]) -> None:
         # the client refreshes only topics that it follows by itself

@@ -326,7 +326,10 @@ class RecordWriter:
             finally:
                 self._waiting -= 1
         while at not in self._sender.queues and not self.stopped:
-            await self._until_it_succeeds(partial(self._add, at))
+            if self._sender.identity is None:  # the caller gets the error of the first request, which may be a refusal
+                await self._until_it_succeeds(partial(self._add, at))
+            else:
+                self._sender.add_now(at)
 
     async def _add(self, at: TopicPartition) -> None:
         if at not in self._sender.queues:  # another caller may have added it: adding it again would drop its batches

@@ -525,6 +525,36 @@ async def test_a_record_whose_leader_was_never_reached_is_not_written() -> None:
             assert "resolve the names in the broker's advertised.listeners" in str(error.value)
 
 
+async def test_send_does_not_wait_for_brokers_that_are_away(cluster_factory: Any, topic_factory: TopicFactory) -> None:
+    """After a record has failed, the next one needs a new producer id, which no broker gives then."""
+    cluster = await started(cluster_factory, NEW)
+    topic = await asyncio.to_thread(topic_factory, 2, 1, None, cluster)
+    node = cluster.brokers[0]
+    async with Producer(brokers=cluster.bootstrap, delivery_timeout_s=3.0) as producer:
+        await producer.send_and_wait(topic, b"before", partition=0)
+        await asyncio.to_thread(node.kill)
+        try:
+            for n in range(2):
+                future = await within(producer.send(topic, b"lost %d" % n, partition=0), 1.0)
+                other = await within(producer.send(topic, b"lost too", partition=1), 1.0)
+                for each in (future, other):
+                    with pytest.raises(DeliveryFailed, match="not acknowledged in time") as error:
+                        await within(each, 30)
+                    assert error.value.retriable
+                assert n == 0 or not error.value.maybe_written
+            kept = [await within(producer.send(topic, b"kept %d" % n, partition=0), 1.0) for n in range(3)]
+        finally:
+            await asyncio.to_thread(node.start)
+        with contextlib.suppress(DeliveryFailed):
+            await asyncio.gather(*kept)
+        await producer.send_and_wait(topic, b"after", partition=0)
+        with pytest.raises(DeliveryFailed):
+            await producer.flush()
+    stored = await values(cluster, topic)
+    assert (stored[0], stored[-1]) == (b"before", b"after")
+    assert len(stored) == len(set(stored))
+
+
 AGE_MS = 10_000  # how old a record may be
 UNTIL_STORED = """
 import sys, time

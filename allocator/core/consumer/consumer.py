@@ -270,7 +270,8 @@ class ConsumerBase:
 
         Raises NotOwned for a partition that this member does not own, or has lost since it delivered the records in
         hand. Raises ConfigError for an offset below 0, CommitFailed if the lease has expired or the coordinator rejects
-        the commit.
+        the commit. Metadata larger than the brokers' offset.metadata.max.bytes (4096 by default) is dropped, which the
+        log says; the offset is committed.
         """
         if offsets is None:
             self._finish()
@@ -332,7 +333,8 @@ class ConsumerBase:
     async def position(self, partition: PartitionLike) -> int:
         """Returns the next offset to deliver. Waits until it is known.
 
-        Raises NotOwned, and the error that prevents the consumer from finding the offset.
+        Raises NotOwned, and the error that prevents the consumer from finding the offset. In a group, `start` may
+        return before the member owns a partition; a listener's `on_partitions_assigned` is called when it does.
         """
         while True:
             tenure = self._tenure(partition)

@@ -403,7 +403,9 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         Reset(),
         "earliest",
         "Start without a committed offset, or when the log no longer has the position. `earliest` may repeat records, "
-        "`latest` may skip some, a time starts at the first record that is not older, `none` is an error.",
+        "`latest` may skip some, a time starts at the first record that is not older, `none` is an error. With "
+        "`latest`, records written before the position is found are not read, nor the first ones of a partition that "
+        "is added later: await `position` of a partition before you write to it.",
     ),
     "auto_commit_interval_s": Setting(
         SECONDS,

@@ -77,11 +77,11 @@ QUERIES = {
     "Planner.leader_epoch",
     "Admission.done",
     "Progress.done",
+    "Progress.to_commit",
     "PartitionWorker.done",
     "Window.done_set",
     "Progress.leader_epoch",
     "SubscriptionState.leader_epoch",
-    "TopicPartitionState.to_commit",
 }
 
 

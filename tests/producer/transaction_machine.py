@@ -70,11 +70,20 @@ class TransactionOracle:
         self.stored: dict[TopicPartition, Stored] = {}
         self.commands: dict[str, tuple[TopicPartition, int, int, set[int]]] = {}
         """Seeks of operators: the place in `returns`, and what is committed since, or has a result."""
+        self.cut_at: dict[TopicPartition, int] = {}
+        """The era of the last cut."""
         self.views: dict[Any, Any] = {}  # none, for `ProgressMachine`
 
     def __getattr__(self, name: str) -> Any:
         """What only the oracle of progress has to know."""
         return lambda *_, **__: None
+
+    def claims(self, member: Any, partition: TopicPartition) -> None:
+        """A tenure begins at the committed offset, also if that has no epoch and its log was cut since: then nobody can
+        tell, as with other clients."""
+        at, log = self.stored.get(partition), self.cluster.content[partition]
+        if at is not None and at.log is log and at.era < self.cut_at.get(partition, 0):
+            self.excused[log] = max(self.excused[log], at.offset)
 
     def seeks(self, partition: TopicPartition, offset: int) -> None:
         self._passes(partition, offset)
@@ -296,6 +305,7 @@ class TransactionMachine(ProgressMachine):
             log = self.cluster.content[partition]
             self.oracle.excused[log] = min(self.oracle.excused[log], end)
             self.oracle.goes_back(partition, 0, at_once=False)
+            self.oracle.cut_at[partition] = self.cluster.eras[partition]
         self.go()
 
     @event(away=st.booleans(), kept=st.booleans())

@@ -19,9 +19,10 @@ from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
+from .. import former
 from .arithmetic import Outcome, Summary, quietest, summarize
 from .group import Group, Unsettled
-from .peers import KIP848, PEERS
+from .peers import FORMER, KIP848, PEERS
 from .report import Case, as_json, markdown, table
 from .settings import EVENTS, Settings
 
@@ -44,6 +45,8 @@ async def commit_zero(settings: Settings) -> None:
 def run_peer(
     peer: str, settings: Settings, members: int, cluster: LocalCluster, options: argparse.Namespace, console: Console
 ) -> dict[str, Summary]:
+    if peer == FORMER:
+        former.build()
     settings = replace(settings, group=f"bench-{uuid.uuid4().hex[:8]}")
     asyncio.run(commit_zero(settings))
     outcomes: dict[str, list[Outcome]] = {}

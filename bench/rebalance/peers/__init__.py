@@ -9,15 +9,19 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
+from ... import former
 from ..settings import Settings
 from .base import Members
 
-__all__ = ["KIP848", "OVER_ZOOKEEPER", "PEERS", "Members", "members_of"]
+__all__ = ["FORMER", "KIP848", "OVER_ZOOKEEPER", "PEERS", "Members", "members_of"]
 
+FORMER = "former-sticky"
+"""The version of this library that the gate's stored ratios are of."""
 # peer -> module and class; a worker imports only its own peer
 PEERS = {
     "ours": "ours:Ours",
     "ours-sticky": "ours:Sticky",
+    FORMER: "ours:Sticky",
     "ours-kafka": "ours:OverKafka",
     "ours-kafka-coop": "ours:KafkaCooperative",
     "ours-kip848": "ours:Kip848",
@@ -29,12 +33,14 @@ PEERS = {
     "confluent-coop": "confluent:Cooperative",
     "confluent-kip848": "confluent:Kip848",
 }
-OVER_ZOOKEEPER = ("ours", "ours-sticky", "kazoo")
+OVER_ZOOKEEPER = ("ours", "ours-sticky", FORMER, "kazoo")
 KIP848 = ("ours-kip848", "confluent-kip848")
 """Peers that need brokers of 4.0 or newer."""
 
 
 def members_of(peer: str, settings: Settings) -> Members:
+    if peer == FORMER:
+        former.use()
     module, _, name = PEERS[peer].partition(":")
     make: Callable[[Settings], Members] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     return make(settings)

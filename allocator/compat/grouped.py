@@ -221,9 +221,12 @@ class GroupedConsumer(BaseConsumer):
 
         Call it before you handle a value that was returned some time ago: the lease may have expired since. If this
         member has lost the partition of a returned value, it stays False for all topics until the next `consume` of the
-        topic of that value.
+        topic of that value. If the partitions stay here, the values in hand come again once the lease is renewed.
         """
-        return self._reads is not None and self._member.may_act()
+        may_act = self._reads is not None and self._member.may_act()
+        if not may_act:
+            self._member.state.reader.answer(None, may_act=False)
+        return may_act
 
     @property
     def coordinator_id(self) -> int | None:

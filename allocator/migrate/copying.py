@@ -120,8 +120,9 @@ class Copying(RebalanceListener):
             listener=self,
             auto_offset_reset="none",  # `_out_of_range` handles positions that the log does not have
         )
+        may_act = self._consumer._member.may_act  # `Consumer.may_act` would have the records in hand delivered again
         self._sender = BatchSender(
-            clusters.new, self._acknowledged, self._refused, self._consumer.may_act, buffer_bytes=settings.buffer_bytes
+            clusters.new, self._acknowledged, self._refused, may_act, buffer_bytes=settings.buffer_bytes
         )
         self._topics = MirroredTopics(report, clusters, self._stop)
         self._copies: dict[TopicPartition, PartitionCopy] = {}
@@ -395,7 +396,7 @@ class Copying(RebalanceListener):
             }
             if not offsets:
                 return
-            if not self._consumer.may_act():  # the next owner may have written other entries of the map
+            if not self._consumer._member.may_act():  # the next owner may have written other entries of the map
                 raise CommitFailed(
                     f"{self._settings.group}: no valid lease, so another process may own the partitions", retriable=True
                 )

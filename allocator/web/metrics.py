@@ -37,7 +37,7 @@ CONSUMER_GAUGES: tuple[tuple[str, str, Callable[[Consumer], float | None]], ...]
         lambda c: c.measures.last_heartbeat_age_s,
     ),
     ("assigned_partitions", "Partitions that this consumer owns now", lambda c: len(c.assignment())),
-    ("may_act", "1 while the consumer may deliver records and commit offsets", lambda c: float(c.may_act())),
+    ("may_act", "1 while the consumer may deliver records and commit offsets", lambda c: float(c._member.may_act())),
     ("generation", "Generation of the current assignment", lambda c: c.generation),
 )
 # attributes of `Measures`

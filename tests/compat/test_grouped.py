@@ -136,6 +136,27 @@ async def test_without_autocommit_nothing_is_committed_before_commit_offsets(ser
     await second.close()
 
 
+async def test_values_on_which_the_user_could_not_act_come_again(service: Service) -> None:
+    """ZooKeeper is away for a moment, within the session."""
+    await service.produce(list(range(12)))
+    done: set[int] = set()
+    asked = False
+    async with service.through_a_proxy() as (proxy, consumer):
+        await consumer.connect()
+        while done != {*range(12)}:
+            for value in await consumer.consume(service.topic) or ():
+                if value == 2 and not asked:
+                    asked = True
+                    await asyncio.to_thread(proxy.stop)
+                    await wait_until_async(lambda: not consumer._member.may_act(), 30, "the end of the lease")
+                    assert not consumer.may_act()
+                    await asyncio.to_thread(proxy.start)
+                    await wait_until_async(consumer._member.may_act, 30, "the lease")
+                else:
+                    done.add(value)
+        await consumer.close()
+
+
 @over_both
 async def test_two_members_are_assigned_by_a_function_with_kiels_signature(service: Service) -> None:
     def last_member_gets_partition_zero(members, partitions):

@@ -260,7 +260,11 @@ class TransactionMachine(ProgressMachine):
         """The user reads beside the following events."""
         if member.processing is None:
             if commits and all(each.done() for each in member.asked):  # no transaction is under way
-                owned = {p: at for p, at in self.oracle.stored.items() if self.owners[p] is member}
+                sought = {
+                    partition for partition, *_ in self.oracle.commands.values()
+                }  # an operator's seek may come first
+                stored = {p: at for p, at in self.oracle.stored.items() if p not in sought}
+                owned = {p: at for p, at in stored.items() if self.owners[p] is member}
                 offsets = {
                     p: OffsetAndMetadata(at.offset, f"era {at.era}", -1)
                     for p, at in owned.items()

@@ -437,9 +437,10 @@ class ConsumerBase:
         If a record or batch is given, it answers for this one: whether the ownership under which it was delivered still
         lasts. Without a group (`membership="fixed"`), whether this member owns its partition.
 
-        A record for which the reader or the handler gets False is not done. If the partition stays here, it comes again
-        once the lease is renewed, unless `until_may_act` is awaited, or a later answer for this record is True. Without
-        `record`, that is so for all records in hand.
+        A record for which it returns False is not done. If the partition stays here, the record comes again once the
+        lease is renewed, unless the reader awaits `until_may_act`, or a later answer for this record is True. Without
+        `record`, all records in hand come again, if the reader asks, or a task that it has started. With a sink, a
+        reader need not ask: the sink refuses the write, and no record comes again.
         """
         hold, member = self._member.hold_of_call, self._member
         own = record is None or (hold is not None and hold.is_of(record))
@@ -450,7 +451,11 @@ class ConsumerBase:
             may_act = tenure is not None and tenure.fence == record.fence and member.membership.may_act()
         if own and hold is not None:
             hold.answer_call(may_act)
-        elif hold is None and not (may_act and record is None) and self._reading.called_by_reader():
+        elif (
+            hold is None
+            and member.sink is None
+            and (record is not None or (not may_act and self._reading.may_be_asked()))
+        ):
             member.state.reader.answer(record, may_act)
         return may_act
 
@@ -461,7 +466,7 @@ class ConsumerBase:
         self._must_not_be_lost(self._member.outlived)
         if (hold := self._member.hold_of_call) is not None:
             hold.answer_call(may_act=True)
-        else:
+        elif self._reading.may_be_asked():
             self._member.state.reader.allow_all()
 
     # -- subscription --------------------------------------------------------------------------------------------

@@ -50,14 +50,19 @@ class Reading:
         """Makes the reader's current or next request raise `Closed`."""
         self._closed = True
         self._member.fetcher.wake()
-        if self._reader is None or self._reader.done() or self.called_by_reader():
+        if self._reader is None or self.may_be_asked():
             # the delivered records may not be handled: they are not committed, and the next owner reads them again
             self._member.state.reader.abandon()
         else:
             # the reader finishes its records and requests more, or ends without another request
             self._reader.add_done_callback(lambda _: self._member.state.reader.abandon())
 
-    def called_by_reader(self) -> bool:
+    def may_be_asked(self) -> bool:
+        """Whether the caller may be the reader: the task that requested the last records, a task that it has started,
+        or any task once that one has ended, because it may have read for another."""
+        return self._reader is None or self._reader.done() or self._called_by_reader()
+
+    def _called_by_reader(self) -> bool:
         """Returns whether the current task is the reader, or was started by it with gather, wait_for or create_task.
 
         The reader usually waits for such a task, so that task must not wait for the reader.

@@ -487,7 +487,7 @@ class ReaderHolds:
         """Notes whether the reader may act on this record or batch; None: on all that it has."""
         offset = None if record is None else getattr(record, "offset", None)
         offset = record.base_offset if offset is None and record is not None else offset
-        for hold in self._holds:
+        for hold in list(self._holds):  # a thread may ask
             if hold.void or hold.has_outlived or not (record is None or hold.is_of(record)):
                 continue
             if not may_act:

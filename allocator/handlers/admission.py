@@ -122,7 +122,8 @@ class Admission:
         self._then: Callable[[], None] | None = None
         """Called when all records are done, after `conclude`."""
         self._is_over = False
-        """True once it was called: later records belong to another worker."""
+        """True once it was called, or the admission was closed while it was empty: later records belong to another
+        worker."""
         self._final: tuple[int | None, DoneSet | None] | None = None
         """What is done, once the records are dropped."""
         self._unchecked = 0
@@ -192,6 +193,7 @@ class Admission:
 
     def close(self) -> None:
         """Admits no more records, and drops the queue. Admitted records may still be finished."""
+        self._is_over = self._is_over or (self.is_empty and not self.closed)  # nothing is dropped
         self.closed = True
         self._queue.clear()
         self._opened = None

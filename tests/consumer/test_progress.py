@@ -223,6 +223,9 @@ async def test_an_idle_group_has_no_lag(service: Service, end: str, called: bool
             await until_committed(service, 4)
         await asyncio.to_thread(writer.commit_transaction if end == "marker" else writer.abort_transaction)
         await until_committed(service, 5)
+        task.cancel()
+        await asyncio.wait({task})
+        assert await consumer.position(service.partitions[0]) == 5  # a retried commit must not set it back
 
 
 async def test_lag_has_no_record_that_waits_for_the_end_of_a_transaction(service: Service) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from allocator.core.text import plain, text_of, utf8
@@ -23,6 +23,9 @@ CLASSES = (SPRING + "exception-fqcn", CONNECT + "exception.class.name")
 CLASS_NAME = re.compile(r"[\w$.<>]{1,250}")
 REDRIVES = "allocator.redrives"  # counts how often the record was written back to its topic
 FIRST_TIMESTAMP = "allocator.first_timestamp"  # timestamp of a redriven record before its first redrive, in ms
+NULL_VALUE = "allocator.null_value"  # "true" if key and value are null; only letters of such records have it
+RETRIES = "allocator.retries"  # number of retry topics that the record has been in; only in retry topics
+DUE = "allocator.due"  # due time of a record in a retry topic, in ms since the epoch; only in retry topics
 ERROR_BYTES = 1000  # maximum bytes of the error's text; a longer text could make a large record too large for the topic
 STACK_BYTES = 4000
 LONGEST_TEXT = 10_000  # characters of an error in logs
@@ -64,8 +67,6 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
         "error": f"{kind}: {text}",
         "attempts": str(attempts),
     }
-    if record.key is None and record.value is None:
-        own["null_value"] = "true"
     stack = utf8("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     time_type = (
         "NoTimestampType" if record.timestamp_type is None else ("CreateTime", "LogAppendTime")[record.timestamp_type]
@@ -82,11 +83,13 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
         # keep the end of the stack, which shows the innermost call and the error
         "exception-stacktrace": stack[-STACK_BYTES:],
     }
-    return [
-        *_without_own_letter(record.headers, group),
+    letter: list[tuple[str, Optional[bytes]]] = [
         *((PREFIX + name, utf8(each)[:ERROR_BYTES]) for name, each in own.items()),
+        *(((NULL_VALUE, b"true"),) if record.key is None and record.value is None else ()),
         *((SPRING + name, data) for name, data in spring.items()),
     ]
+    names = {name for name, _ in letter} | {NULL_VALUE, RETRIES, DUE}
+    return [*_without_own_letter(record.headers, group, names), *letter]
 
 
 def shortened(error: BaseException) -> BaseException:
@@ -132,13 +135,16 @@ def own_count(headers: Sequence[tuple[str, Optional[bytes]]]) -> int | None:
 
 
 def _without_own_letter(
-    headers: Sequence[tuple[str, Optional[bytes]]], group: str
+    headers: Sequence[tuple[str, Optional[bytes]]], group: str, names: Collection[str]
 ) -> Sequence[tuple[str, Optional[bytes]]]:
-    """Leaves out what an earlier letter of the same group had: a tool may have written it back with all its headers."""
+    """Leaves out what an earlier letter of the same group had: a tool may have written it back with all its headers.
+
+    `names`: those of a letter's headers. The tool may have appended others, which are the record's own by now.
+    """
     count = own_count(headers)
     if count is None or dict(headers[count:]).get(PREFIX + "group") != utf8(group):
         return headers
-    return [*headers[:count], *(each for each in headers[count:] if each[0] in (REDRIVES, FIRST_TIMESTAMP))]
+    return [*headers[:count], *(each for each in headers[count:] if each[0] not in names)]
 
 
 def own_headers(record: Record) -> list[tuple[str, Optional[bytes]]]:
@@ -179,7 +185,7 @@ def restored(record: Record) -> tuple[Optional[bytes], list[tuple[str, Optional[
         (FIRST_TIMESTAMP, dict(own).get(FIRST_TIMESTAMP) or b"%d" % first_ms),
         (REDRIVES, b"%d" % (origin.redrives + 1)),
     ]
-    return None if dict(record.headers).get(PREFIX + "null_value") == b"true" else record.value, headers
+    return None if dict(record.headers).get(NULL_VALUE) == b"true" else record.value, headers
 
 
 def _error(headers: Mapping[str, bytes]) -> str:

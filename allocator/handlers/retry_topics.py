@@ -22,14 +22,12 @@ from allocator.core.client import KafkaClient, describe_configs
 from allocator.core.settings import check_topic
 from allocator.errors import BrokerError, ConfigError
 from allocator.handlers.late_producer import LateProducer
-from allocator.handlers.letter_headers import PREFIX, SPRING, headers_of, own_count
+from allocator.handlers.letter_headers import DUE, NULL_VALUE, PREFIX, RETRIES, SPRING, headers_of, own_count
 from allocator.handlers.settings import parse_delay
 from allocator.types import Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
-RETRIES = PREFIX + "retries"
-DUE = PREFIX + "due"
 REPLICATION = 3
 RETENTION_MS = 7 * 86_400_000  # minimum retention of a created topic
 HEADER_BYTES = 16 << 10  # added to the largest max.message.bytes of the group's topics, for the headers of a retry
@@ -90,7 +88,7 @@ class RetryPlan:
         partition, offset = _number(record, PREFIX + "partition", -1), _number(record, PREFIX + "offset", -1)
         if not topic or partition < 0 or offset < 0:
             return record  # no member of the group wrote it
-        null = headers.get(PREFIX + "null_value") == b"true"
+        null = headers.get(NULL_VALUE) == b"true"
         return Record(
             topic,
             partition,

@@ -66,6 +66,25 @@ def test_a_letter_is_redriven_as_the_original_record() -> None:
     assert redriven(once_more, 9000).headers == [*own, first, ("allocator.redrives", b"2")]
 
 
+def test_headers_that_a_tool_appends_to_a_letter_it_writes_back_are_kept() -> None:
+    """The record fails again: its next letter replaces the first one, and the rest is the record's own."""
+    record = Record("orders", 3, 17, 1234, 0, None, None, [("trace", b"x")])
+    retried = [("allocator.retries", b"1"), ("allocator.due", b"5")]
+    appended = [("tenant", b"42"), ("allocator.redrives", b"1"), ("kafka_dlt-other", None), ("trace", b"y")]
+    written_back = [*headers_of(record, "billing", ValueError("bad"), 6), *retried, *appended]
+    again = headers_of(Record("orders", 3, 18, 5000, 0, None, b"v", written_back), "billing", TypeError("worse"), 2)
+    assert again[:5] == [("trace", b"x"), *appended]
+    names = [name for name, _ in again[5:]]
+    assert names[0] == "allocator.topic"
+    assert len(names) == len(set(names))
+    assert not set(names) & {"allocator.null_value", "allocator.retries", "allocator.due"}
+    own = [each for each in redriven(of(again), 9000).headers if not each[0].startswith("allocator.")]
+    assert own == [("trace", b"x"), ("tenant", b"42"), ("kafka_dlt-other", None), ("trace", b"y")]
+    # another group's letter is the record's own for this one
+    other = headers_of(Record("orders", 3, 18, 5000, 0, None, b"v", written_back), "audit", TypeError("worse"), 2)
+    assert other[: len(written_back)] == written_back
+
+
 def test_missing_or_invalid_headers_are_none() -> None:
     letter = of([("kafka_dlt-original-partition", b"3"), ("allocator.attempts", b"many"), ("null", None)])
     assert (letter.original, letter.original_offset, letter.attempts, letter.error) == (None, None, None, "")

@@ -179,13 +179,14 @@ def restored(record: Record) -> tuple[Optional[bytes], list[tuple[str, Optional[
     Two headers are added: the first timestamp, and the number of redrives.
     """
     origin, own = origin_of(record), own_headers(record)
+    marks = dict(record.headers[own_count(record.headers) or 0 :])  # the record's own headers may have the same names
     headers = [each for each in own if each[0] not in (REDRIVES, FIRST_TIMESTAMP)]
     first_ms = record.timestamp if origin.timestamp is None else origin.timestamp
     headers += [
         (FIRST_TIMESTAMP, dict(own).get(FIRST_TIMESTAMP) or b"%d" % first_ms),
         (REDRIVES, b"%d" % (origin.redrives + 1)),
     ]
-    return None if dict(record.headers).get(NULL_VALUE) == b"true" else record.value, headers
+    return None if marks.get(NULL_VALUE) == b"true" else record.value, headers
 
 
 def _error(headers: Mapping[str, bytes]) -> str:

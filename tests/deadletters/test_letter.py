@@ -85,6 +85,15 @@ def test_headers_that_a_tool_appends_to_a_letter_it_writes_back_are_kept() -> No
     assert other[: len(written_back)] == written_back
 
 
+@pytest.mark.parametrize("value", [b"", b"v", None])
+def test_a_letter_of_a_letter_is_redriven_with_its_value(value: bytes | None) -> None:
+    """The first letter was of a null record, which its headers still say when they are the second record's own."""
+    first = headers_of(Record("orders", 3, 17, 1234, 0, None, None, []), "billing", ValueError("bad"), 6)
+    second = headers_of(Record("orders.dead", 0, 5, 2000, 0, None, value, first), "audit", TypeError("worse"), 1)
+    letter = Letter.of(Record("audit.dead", 0, 0, 3000, 0, None, value or b"", second))
+    assert redriven(letter, 9000).value == value
+
+
 def test_missing_or_invalid_headers_are_none() -> None:
     letter = of([("kafka_dlt-original-partition", b"3"), ("allocator.attempts", b"many"), ("null", None)])
     assert (letter.original, letter.original_offset, letter.attempts, letter.error) == (None, None, None, "")

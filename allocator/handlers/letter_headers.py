@@ -29,6 +29,7 @@ DUE = "allocator.due"  # due time of a record in a retry topic, in ms since the 
 ERROR_BYTES = 1000  # maximum bytes of the error's text; a longer text could make a large record too large for the topic
 STACK_BYTES = 4000
 LONGEST_TEXT = 10_000  # characters of an error in logs
+LAST_PARTITION, LAST_OFFSET = (1 << 31) - 1, (1 << 63) - 1  # the protocol's largest ones
 
 
 class Origin(NamedTuple):
@@ -159,7 +160,7 @@ def origin_of(record: Record) -> Origin:
     """Reads the headers. If a name occurs several times, the last one counts."""
     headers = {name: value for name, value in record.headers if value is not None}
     topic = _text(headers, PREFIX + "topic", SPRING + "original-topic", CONNECT + "topic")
-    number = _number(headers, "partition", ">i")
+    number = _number(headers, "partition", ">i", LAST_PARTITION)
     return Origin(
         TopicPartition(topic, number) if topic and number is not None else None,
         _number(headers, "offset", ">q"),
@@ -168,8 +169,8 @@ def origin_of(record: Record) -> Origin:
         _error(headers),
         _error_class(headers),
         _text(headers, SPRING + "exception-stacktrace", CONNECT + "exception.stacktrace", lines=True),
-        _integer(headers.get(PREFIX + "attempts")),
-        _integer(headers.get(REDRIVES)) or 0,
+        integer(headers.get(PREFIX + "attempts")),
+        integer(headers.get(REDRIVES)) or 0,
     )
 
 
@@ -209,10 +210,10 @@ def _text(headers: Mapping[str, bytes], *names: str, lines: bool = False) -> str
     return plain(found.decode(errors="replace"), lines=lines)
 
 
-def _number(headers: Mapping[str, bytes], name: str, format: str) -> int | None:
+def _number(headers: Mapping[str, bytes], name: str, format: str, most: int = LAST_OFFSET) -> int | None:
     spring = headers.get(SPRING + "original-" + name)
     for text in (headers.get(PREFIX + name), headers.get(CONNECT + name)):
-        number = _integer(text)
+        number = integer(text, most)
         if number is not None:
             return number
     if spring is not None and len(spring) == struct.calcsize(format):
@@ -220,8 +221,13 @@ def _number(headers: Mapping[str, bytes], name: str, format: str) -> int | None:
     return None
 
 
-def _integer(text: bytes | None) -> int | None:
+def integer(text: bytes | None, most: int = LAST_OFFSET) -> int | None:
+    """Returns the number that a header has as text; None for another text, and for a number that no record can have.
+
+    Anyone who may write to the topic may have written it.
+    """
     try:
-        return None if text is None else int(text)
+        number = int(text or b"")
     except ValueError:
         return None
+    return number if -most <= number <= most else None

@@ -22,7 +22,18 @@ from allocator.core.client import KafkaClient, describe_configs
 from allocator.core.settings import check_topic
 from allocator.errors import BrokerError, ConfigError
 from allocator.handlers.late_producer import LateProducer
-from allocator.handlers.letter_headers import DUE, NULL_VALUE, PREFIX, RETRIES, SPRING, headers_of, own_count
+from allocator.handlers.letter_headers import (
+    DUE,
+    LAST_OFFSET,
+    LAST_PARTITION,
+    NULL_VALUE,
+    PREFIX,
+    RETRIES,
+    SPRING,
+    headers_of,
+    integer,
+    own_count,
+)
 from allocator.handlers.settings import parse_delay
 from allocator.types import Record, TopicPartition
 
@@ -85,7 +96,8 @@ class RetryPlan:
         marks = record.headers[own:]
         headers = dict(marks)
         topic = (headers.get(PREFIX + "topic") or b"").decode(errors="replace")
-        partition, offset = _number(record, PREFIX + "partition", -1), _number(record, PREFIX + "offset", -1)
+        partition = _number(record, PREFIX + "partition", -1, LAST_PARTITION)
+        offset = _number(record, PREFIX + "offset", -1)
         if not topic or partition < 0 or offset < 0:
             return record  # no member of the group wrote it
         null = headers.get(NULL_VALUE) == b"true"
@@ -241,9 +253,7 @@ def due_ms(record: Record) -> int:
     return _number(record, DUE, 0)
 
 
-def _number(record: Record, name: str, default: int) -> int:
-    """Returns the last header of this name as a number; `default` if it is missing or not a number."""
-    try:
-        return next((int(value or b"") for each, value in reversed(record.headers) if each == name), default)
-    except ValueError:
-        return default
+def _number(record: Record, name: str, default: int, most: int = LAST_OFFSET) -> int:
+    """Returns the last header of this name as a number; `default` if it is missing or not a possible number."""
+    number = integer(next((value for each, value in reversed(record.headers) if each == name), None), most)
+    return default if number is None else number

@@ -100,6 +100,14 @@ def test_missing_or_invalid_headers_are_none() -> None:
     assert letter.original_timestamp == 2000
 
 
+@pytest.mark.parametrize("digits", [30, 4300])
+def test_numbers_that_no_record_can_have_are_none(digits: int) -> None:
+    names = ("partition", "offset", "timestamp", "attempts", "redrives")
+    letter = of([("allocator.topic", b"orders"), *(("allocator." + name, b"9" * digits) for name in names)])
+    assert (letter.original, letter.original_offset, letter.attempts, letter.redrives) == (None, None, None, 0)
+    assert dict(redriven(letter, 9000).headers)["allocator.redrives"] == b"1"
+
+
 @pytest.mark.parametrize(
     ("headers", "error"),
     [

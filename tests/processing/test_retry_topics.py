@@ -225,6 +225,33 @@ def test_a_foreign_record_in_a_retry_topic_is_handled_unchanged() -> None:
     assert PLAN.after(record) == "g.retry-b"
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("digits", [18, 30, 4300])
+@pytest.mark.parametrize("name", ["due", "retries", "attempts", "partition", "offset", "timestamp"])
+async def test_no_number_that_a_stranger_writes_ends_the_processing(name: str, digits: int, fails: bool) -> None:
+    """Anyone who may write to a retry topic may write such a header, and each member would end at it in turn."""
+    letter = {"topic": b"t", "partition": b"0", "offset": b"0", "timestamp": b"1"}
+    letter[name] = b"9" * digits
+    headers = [("allocator." + each, value) for each, value in letter.items()]
+    waiting = TopicPartition("g.retry-a", 0)
+    cluster, handled = Cluster(records=0), list[bytes]()
+    cluster.logs[waiting] = [
+        Record(*waiting, 0, 0, 0, b"k", b"poison", headers),
+        Record(*waiting, 1, 0, 0, b"k", b"next", []),
+    ]
+
+    async def handle(record: Record) -> None:
+        handled.append(record.value)
+        if record.value == b"poison" and fails:
+            raise ValueError("bad")
+
+    async with running(cluster, handle, RetryPlan({"g.retry-a": 0.02})) as it:
+        await until(lambda: len(handled) == 2)
+        await until(lambda: len(it.letters.records) == fails)
+    assert handled == [b"poison", b"next"]
+    assert [each.value for each in it.letters.records] == [b"poison"] * fails
+
+
 async def test_two_groups_that_read_each_others_retry_topics_do_not_loop() -> None:
     """Their patterns match all topics, so each group also consumes the other group's retry topics."""
     plans = [RetryPlan.of(group, ["1s", "2s"]) for group in ("one", "other")]

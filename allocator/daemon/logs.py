@@ -63,7 +63,8 @@ class _LineFormatter(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:
         if self._quote_records or ei[1] is None:
-            return super().formatException(ei)
+            with contextlib.suppress(Exception):  # whatever the user's class raises
+                return super().formatException(ei)
         return "\n\n".join(
             "".join(["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__), _kind(error)])
             for error in reversed(list(error_chain(ei[1])))

@@ -6,6 +6,7 @@ big-endian integers of 4 and 8 bytes) and Kafka Connect's `__connect.errors.*` (
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
 import traceback
@@ -56,7 +57,7 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
     They are the record's own headers, then `allocator.topic`, `.partition`, `.offset`, `.timestamp`, `.group`, `.error`
     and `.attempts` as text, and then the same values and the stack under Spring Kafka's names, with binary numbers.
     """
-    error = shortened(error)
+    error, stack = _formatted(error)
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
     text = text_of(error)
     own = {
@@ -68,7 +69,6 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
         "error": f"{kind}: {text}",
         "attempts": str(attempts),
     }
-    stack = utf8("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     time_type = (
         "NoTimestampType" if record.timestamp_type is None else ("CreateTime", "LogAppendTime")[record.timestamp_type]
     )
@@ -82,7 +82,7 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
         "exception-fqcn": utf8(kind),
         "exception-message": utf8(text)[:ERROR_BYTES],
         # keep the end of the stack, which shows the innermost call and the error
-        "exception-stacktrace": stack[-STACK_BYTES:],
+        "exception-stacktrace": utf8(stack)[-STACK_BYTES:],
     }
     letter: list[tuple[str, Optional[bytes]]] = [
         *((PREFIX + name, utf8(each)[:ERROR_BYTES]) for name, each in own.items()),
@@ -96,16 +96,28 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
 def shortened(error: BaseException) -> BaseException:
     """Returns the error, or one of the same name with the begin of its text if that text, or its cause's, is long.
 
-    A handler may quote a record of 50 MB in an error. To log that would take longer than the lease.
+    A handler may quote a record of 50 MB in an error. To log that would take longer than the lease. An error whose
+    attributes raise cannot be logged with its traceback either.
     """
-    if not any(_length(each) > LONGEST_TEXT for each in error_chain(error)):
-        return error
+    return _formatted(error)[0]
+
+
+def _formatted(error: BaseException) -> tuple[BaseException, str]:
+    """Returns what `shortened` returns, with its traceback as text."""
+    with contextlib.suppress(Exception):  # whatever the user's class raises
+        if all(_length(each) <= LONGEST_TEXT for each in error_chain(error)):
+            return error, _traceback_of(error)
     text = text_of(error)
     kind = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})
     kind.__qualname__ = type(error).__qualname__
     left_out = f"... ({len(text)} characters)" if len(text) > LONGEST_TEXT else ""
     found: BaseException = kind(text[:LONGEST_TEXT] + left_out)
-    return found.with_traceback(error.__traceback__)
+    found = found.with_traceback(error.__traceback__)
+    return found, _traceback_of(found)
+
+
+def _traceback_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -114,13 +126,21 @@ def error_chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        for each in getattr(error, "exceptions", ()) if _is_group(error) else ():
+        inner: Sequence[BaseException] = ()
+        before: BaseException | None = None
+        with contextlib.suppress(Exception):  # whatever the user's class raises
+            inner = getattr(error, "exceptions", ()) if _is_group(error) else ()
+            # not `or`: an error of a user's class may be false
+            hidden = error.__cause__ is not None or error.__suppress_context__
+            before = error.__cause__ if hidden else error.__context__
+        for each in inner:
             yield from error_chain(each)
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        error = before
 
 
 def _length(error: BaseException) -> int:
-    return len(text_of(error)) + sum(map(len, map(str, getattr(error, "__notes__", ()))))
+    notes = getattr(error, "__notes__", ())
+    return sum(map(len, map(text_of, [error, *(notes if isinstance(notes, Sequence) else (notes,))])))
 
 
 def _is_group(error: BaseException) -> bool:

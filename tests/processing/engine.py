@@ -9,6 +9,7 @@ from typing import Any
 
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
+from allocator.handlers.letter_headers import headers_of
 from allocator.handlers.policy import Retries
 from allocator.handlers.processor import Processor
 from allocator.testing import wait_until_async
@@ -25,6 +26,7 @@ class Letters:
 
     def __init__(self, refusals: Sequence[BaseException] = ()) -> None:
         self.records: list[Record] = []
+        self.headers: list[list[tuple[str, bytes | None]]] = []
         self.attempts: list[int] = []
         self.refusals = list(refusals)
         self.closed = False
@@ -37,6 +39,7 @@ class Letters:
         await asyncio.sleep(0)
         if self.refusals:
             raise self.refusals.pop(0)
+        self.headers += [headers_of(record, "g", error, attempts) for record in records]
         self.records += records
         self.attempts.append(attempts)
 

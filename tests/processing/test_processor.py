@@ -17,6 +17,7 @@ import pytest
 
 from allocator.core.subscription import Hold
 from allocator.daemon.daemon import Daemon
+from allocator.daemon.logs import JsonFormatter
 from allocator.errors import (
     AllocatorError,
     BrokerError,
@@ -30,7 +31,7 @@ from allocator.errors import (
 from allocator.handlers import lanes, processor
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
-from allocator.handlers.letter_headers import headers_of
+from allocator.handlers.letter_headers import error_chain, headers_of
 from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.processor import Processor
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice
@@ -248,6 +249,92 @@ async def test_a_long_error_is_logged_short(kind: str, caplog: pytest.LogCapture
     assert letters.offsets == [5]
     lines = [logging.Formatter().format(each) for each in caplog.records]
     assert 500 < max(map(len, lines)) < 50_000
+
+
+class Odd(Exception):
+    """An exception some of whose attributes raise. Each is a legal class."""
+
+
+class OddTruth(Odd):
+    def __bool__(self) -> bool:
+        raise RuntimeError("bool")
+
+
+class OddLength(Odd):
+    def __len__(self) -> int:
+        raise RuntimeError("len")
+
+
+class OddAttributes(Odd):
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class OddCause(Odd):
+    @property
+    def __cause__(self) -> Any:
+        raise RuntimeError("cause")
+
+
+class OddNotes(Odd):
+    def __init__(self, notes: Any) -> None:
+        self.__notes__ = notes
+
+
+class OddNote:
+    def __str__(self) -> str:
+        raise RuntimeError("note")
+
+
+def caused_by(cause: BaseException) -> BaseException:
+    error = ValueError("bad")
+    error.__cause__ = cause
+    return error
+
+
+ODD = [OddTruth(), OddLength(), OddAttributes(), OddCause(), *map(OddNotes, [5, None, [OddNote()], "text"])]
+
+
+@pytest.mark.parametrize("quote_records", [True, False])
+@pytest.mark.parametrize("error", [*ODD, *map(caused_by, ODD)], ids=repr)
+async def test_any_exception_is_retried_and_becomes_a_dead_letter(
+    error: BaseException, quote_records: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, recorder, letters = Cluster(records=10), Recorder(), Letters()
+    recorder.errors[5] = [error] * 3
+    async with running(cluster, recorder.handle, letters) as it:
+        await until(lambda: len(recorder.done) == 9 or it.task.done())
+        await it.stop()
+    assert letters.offsets == [5]
+    assert letters.attempts == [3]
+    headers = dict(letters.headers[0])
+    kind = f"{type(error).__module__}.{type(error).__qualname__}".encode()
+    assert headers["kafka_dlt-exception-fqcn"] == kind
+    assert b"in fail" in (headers["kafka_dlt-exception-stacktrace"] or b"")
+    lines = [JsonFormatter(quote_records=quote_records).format(each) for each in caplog.records]
+    assert any(type(error).__qualname__ in line and "in fail" in line for line in lines)
+
+
+async def test_an_odd_exception_that_stops_the_processor_is_logged() -> None:
+    for error in [*ODD, *map(caused_by, ODD)]:
+        recorder = Recorder()
+        recorder.errors[5] = [error]
+        async with running(
+            Cluster(records=10), recorder.handle, policy=ErrorPolicy.of(stop_on=[Exception], retry_on=[])
+        ) as it:
+            failed = await it.failed()
+        assert isinstance(failed, HandlerFailed)
+        record = logging.makeLogRecord({"msg": "stopped", "exc_info": (type(failed), failed, failed.__traceback__)})
+        assert "HandlerFailed" in JsonFormatter().format(record)
+
+
+def test_a_cause_that_is_false_is_in_the_chain_of_an_error() -> None:
+    class Empty(Exception):
+        def __len__(self) -> int:
+            return 0
+
+    cause = Empty("x" * 1_000_000)
+    assert list(error_chain(caused_by(cause)))[1:] == [cause]
 
 
 async def test_a_record_that_a_sink_fenced_is_no_dead_letter() -> None:

@@ -51,8 +51,8 @@ def utf8(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def text_of(error: BaseException) -> str:
-    """Returns the text of an error, even if the `__str__` of a user's class raises."""
+def text_of(error: object) -> str:
+    """Returns the text of an error, or of a note of one, even if the `__str__` of a user's class raises."""
     try:
         return str(error)
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever the user's class raises

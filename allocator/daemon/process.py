@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -153,7 +154,7 @@ def _daemon(config: Config, handler: Handler, consumers: list[Consumer], notifie
 
     return Daemon(
         make,
-        handler,
+        replace(handler, catches_interrupts=True),
         config.handling,
         watcher,
         connect_timeout_s=config.group.connect_timeout_s,

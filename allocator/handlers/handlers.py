@@ -29,6 +29,9 @@ class Handler:
     function: Callable[[Any], Any]
     by_batch: bool = False
     """True: called with whole batches instead of records."""
+    catches_interrupts: bool = False
+    """True if Ctrl-C raises no KeyboardInterrupt, as in the daemon, which handles the signal: one that a coroutine
+    raises is then the handler's own, as one in a thread always is."""
 
     def __post_init__(self) -> None:
         """Raises HandlerMisuse for a generator function: its body would never run."""

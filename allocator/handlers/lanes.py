@@ -292,10 +292,10 @@ class Lanes:
                 if lane.cut or self._closing:
                     raise
                 return _cancelled_from_within()
-            except KeyboardInterrupt:
-                raise  # Ctrl-C interrupts any code that the loop runs; the handler did not fail
             # catches every class: if an error ended this task, the lane would be stuck
-            except BaseException as error:  # noqa: BLE001 - the user's; the policy decides what follows
+            except BaseException as error:  # the user's; the policy decides what follows
+                if isinstance(error, KeyboardInterrupt) and not self._handler.catches_interrupts:
+                    raise  # Ctrl-C interrupts any code that the loop runs; the handler did not fail
                 return None if worker.call_is_refused() else error
             _returned(unit, records, kept=kept)
             units.popleft()

@@ -49,6 +49,12 @@ def leaves(record: Any) -> None:
     note(record)
 
 
+async def interrupts(record: Any) -> None:
+    if record.value == POISON:
+        raise KeyboardInterrupt
+    note(record)
+
+
 async def task_leaves(record: Any) -> None:
     if record.value == POISON:
         await asyncio.create_task(leave())

@@ -100,6 +100,7 @@ async def test_a_daemon_that_leaves_on_stop_reserves_no_partition(make: Callable
     [
         pytest.param("plain", 3, "failed 3 times", marks=pytest.mark.long),
         ("leaves", 3, "failed once at {}:0 offset 4: SystemExit"),
+        ("interrupts", 3, "failed once at {}:0 offset 4: KeyboardInterrupt"),
         ("task_leaves", 1, "ended the event loop"),
     ],
 )

@@ -75,6 +75,7 @@ async def running(
     letters: Letters | None = None,
     *,
     by_batch: bool = False,
+    catches_interrupts: bool = False,
     retry_topics: Any = None,
     prepare: Callable[[FakeSource], None] = lambda source: None,
     batch_size: int = 4,
@@ -83,7 +84,7 @@ async def running(
     source = FakeSource(cluster, batch_size)
     prepare(source)
     chosen = {"retries": FAST, "commit_interval_s": 60.0, "drain_timeout_s": 5.0, **settings}
-    handler: Any = Handler("test", function, by_batch)
+    handler: Any = Handler("test", function, by_batch, catches_interrupts)
     processor = Processor(handler, Handling(**chosen), dead_letters=letters, retry_topics=retry_topics)  # type: ignore[arg-type]
     task = asyncio.ensure_future(processor.run(source))  # type: ignore[arg-type]
     try:

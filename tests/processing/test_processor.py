@@ -472,6 +472,17 @@ async def test_a_listed_error_becomes_a_dead_letter_also_if_it_would_end_the_pro
     assert cluster.committed == {PARTITION: 4}
 
 
+async def test_a_keyboard_interrupt_of_a_coroutine_counts_as_the_handlers_where_ctrl_c_raises_none() -> None:
+    cluster, recorder, letters = Cluster(records=4), Recorder(), Letters()
+    recorder.errors[1] = [KeyboardInterrupt()]
+    policy = ErrorPolicy.of(dead_letter_on=[KeyboardInterrupt])
+    async with running(cluster, recorder.handle, letters, policy=policy, catches_interrupts=True) as it:
+        await until(lambda: len(recorder.done) == 3)
+        await it.stop()
+    assert letters.offsets == [1]
+    assert cluster.committed == {PARTITION: 4}
+
+
 @pytest.mark.parametrize("error", [BrokerError("moved", retriable=True), OffsetOutOfRange("t", 0, 4, "gone")])
 async def test_an_error_of_the_consumer_stops_the_processor_unless_it_may_pass(error: AllocatorError) -> None:
     """Before it stops, it drains and commits."""

@@ -93,6 +93,9 @@ def contradictions(
             yield ("sink", "ordering"), 'a sink needs the records of a partition in order; use ordering "partition"'
         if by_batch:
             yield ("mode", "ordering"), "a batch has records of many keys; use mode record"
+    if sink and values["workers"] == "processes":
+        why = 'each process would have a sink of its own, which owns no partition; use workers "threads"'
+        yield ("sink", "workers"), why
     if values["results"] == "exactly-once":
         if sink:
             yield ("sink", "results"), "the offset is in the sink, so it cannot be committed with results in Kafka"

@@ -211,6 +211,10 @@ def test_a_mistyped_name_gets_a_suggestion(files: Files, section: str) -> None:
         ("[handler]\nretry_backoff_s = 60", "with handler.retry_backoff_max_s = 30.0: the first delay exceeds"),
         ("[consume]\nmin_bytes = 60000000", "with consume.prefetch_bytes = 33554432: the first is more than"),
         ('[handler]\nretry_topics = ["1m"]', 'handler.retry_topics = ["1m"]: a dead-letter topic is needed'),
+        (
+            '[handler]\nsink = "shop:sink"\nworkers = "processes"',
+            'handler.sink = "shop:sink" with handler.workers = "processes": each process would have a sink of its own',
+        ),
         ('[kafka]\nsecurity_protocol = "SASL_SSL"', "with kafka.sasl_mechanism not set: SASL needs a mechanism"),
         (
             '[kafka]\nsecurity_protocol = "SASL_PLAINTEXT"\nsasl_mechanism = "PLAIN"\nsasl_plain_username = "u"',

@@ -45,6 +45,7 @@ __all__ = [
     "OffsetOutOfRange",
     "RecordTooLarge",
     "ResourceLost",
+    "SinkBehind",
     "SinkError",
     "TopicAuthorizationFailed",
     "TopicNotFound",
@@ -185,6 +186,23 @@ class AlreadyStored(AllocatorError):
         self.partition = partition
         self.offset = offset
         self.stored = stored
+
+
+class SinkBehind(AllocatorError):
+    """The database of a sink has lost what it had stored, so records before the next ones have no effect in it.
+
+    A consumer that starts again continues at `stored`, the offset in the database, and loses none of them.
+    """
+
+    def __init__(self, partition: TopicPartition, stored: int, reached: int) -> None:
+        super().__init__(
+            f"{partition.topic}:{partition.partition}: the sink is at offset {max(stored, 0)}, but this process has "
+            f"stored the records before {reached}: the database has lost transactions, as after a failover to a "
+            "replica that was behind. Start the consumer again: it continues at the offset in the database"
+        )
+        self.partition = partition
+        self.stored = stored
+        self.reached = reached
 
 
 class NoOffsetsError(AllocatorError):

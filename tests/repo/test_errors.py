@@ -36,6 +36,7 @@ EXAMPLES: dict[str, Callable[[Any], AllocatorError]] = {
     "PositionOutOfRange": lambda kind: kind(*AT, "why"),
     "PositionTruncated": lambda kind: kind(*AT, None),
     "RecordTooLarge": lambda kind: kind(*AT, "why"),
+    "SinkBehind": lambda kind: kind(PARTITION, 5, 7),
     "TopicNotFound": lambda kind: kind(["t", "u"]),
     "TopicRecreated": lambda kind: kind(*AT),
 }

@@ -55,6 +55,12 @@ class Store:
     def written(self) -> int:
         return int(self._rows(f"SELECT count(*) FROM {self.effects}")[0][0])
 
+    def lose(self, part: int, kept: int | None) -> None:
+        """Brings the tables back to when the next offset was `kept`, as a replica that was behind has them."""
+        self._change(f"DELETE FROM {self.effects} WHERE part = {part} AND number >= {kept or 0}")
+        next_offset = "NULL" if kept is None else kept
+        self._change(f"UPDATE {self.sink.table} SET next_offset = {next_offset} WHERE part = {part}")
+
     def close(self) -> None:
         self.sink.close()
 

@@ -13,7 +13,7 @@ import pytest
 
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.decode import scan
-from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkError
+from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkBehind, SinkError
 from allocator.sinks import SinkClaim, SinkOffset, SqliteSink, SqlSink
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition
@@ -170,6 +170,40 @@ async def test_records_out_of_order_are_rejected_unless_the_sink_was_rewound(new
     assert store.sink.write(batch(3, 9, 1), store.store)
     assert store.counts()[0, 4] == 2
     assert store.sink.offsets("billing") == {P: 9}
+
+
+@pytest.mark.parametrize("kept", [None, 0, 5])
+async def test_effects_that_the_database_has_lost_are_stored_again(new_store: Stores, kept: int | None) -> None:
+    """A replica that was behind takes over. The member lives, and would continue behind the gap."""
+    store, successor = new_store(), new_store()
+    await begin(store, "a", 1)
+    store.sink.write(batch(0, 5, 1), store.store)
+    store.sink.write(batch(5, 9, 1), store.store)
+    store.lose(P.partition, kept)
+    for _ in range(2):
+        with pytest.raises(
+            SinkBehind, match=f"is at offset {kept or 0}, but this process has stored the records before 9"
+        ):
+            store.sink.write(batch(9, 12, 1), store.store)
+    assert await begin(successor, "b", 2) == ({} if kept is None else {P: kept})
+    successor.sink.write(batch(kept or 0, 12, 2), successor.store)
+    assert once(successor, 12)
+    # offsets that a rewind has set are no loss
+    await successor.sink.rewind(P, 10)
+    assert successor.sink.write(batch(10, 12, 2), successor.store)
+
+
+async def test_an_owner_that_only_registered_notices_a_loss_too(new_store: Stores) -> None:
+    store, successor = new_store(), new_store()
+    await begin(store, "a", 1)
+    store.sink.write(batch(0, 5, 1), store.store)
+    assert await begin(successor, "b", 2) == {P: 5}
+    successor.lose(P.partition, 3)
+    with pytest.raises(SinkBehind):
+        successor.sink.write(batch(5, 9, 2), successor.store)
+    assert await begin(successor, "b", 3) == {P: 3}
+    assert successor.sink.write(batch(3, 9, 3), successor.store)
+    assert once(successor, 9)
 
 
 async def test_a_topic_that_was_created_again_starts_without_an_offset(new_store: Stores) -> None:

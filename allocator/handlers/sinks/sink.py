@@ -10,6 +10,10 @@ a former owner. A row with a higher token, or with the same token of another own
 tokens have restarted (an ensemble came back without its data; Kafka forgot the group). In that case the owner checks
 its claim with the group again. If the group confirms the claim after the row was read, no later owner can exist, and
 the owner replaces exactly that row.
+
+A database may lose transactions that it has acknowledged: a replica that was behind takes over, or it crashes with
+`synchronous_commit` off. Then the row is lower than what this process has stored, and the process stores nothing more:
+the next records would leave a gap. An owner that registers later starts at the row, and stores the lost effects again.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Any, Generic, NamedTuple, Optional, TypeVar, Union
 from allocator.core.consumer import SinkClaim, SinkOffset
 from allocator.core.fetch import Batch
 from allocator.core.text import partition_names
-from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkError
+from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkBehind, SinkError
 from allocator.types import Record, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -93,6 +97,8 @@ class TransactionalSink(Generic[Connection]):
         self._owned: dict[TopicPartition, _Owned] = {}
         # partition -> first and end offset of its last write, which may have failed
         self._tried: dict[TopicPartition, tuple[int, int]] = {}
+        self._reached: dict[TopicPartition, int] = {}
+        """The next offset that this owner has seen in the row, or stored there; -1 if none. The row is never lower."""
         self._prepared = False
 
     # -- implemented for a database ------------------------------------------------------------------------------
@@ -127,7 +133,8 @@ class TransactionalSink(Generic[Connection]):
         called. Returns whether `effects` was called; it must not commit or roll back.
 
         Raises `Fenced` if the partition has had another owner since. Nothing of this unit is stored then; the new owner
-        stores it. Raises `AlreadyStored` for a unit out of order. Errors of the database and of `effects` are raised
+        stores it. Raises `AlreadyStored` for a unit out of order, and `SinkBehind` if the database has lost effects.
+        Errors of the database and of `effects` are raised
         unchanged. After such an error nothing is stored, unless the response to the commit was lost.
         """
         partition, start, end = _extent(unit)
@@ -138,6 +145,9 @@ class TransactionalSink(Generic[Connection]):
         left: Any = unit
         with self._transaction() as connection:
             stored = self._stored(connection, key, owned)
+            reached = self._reached.get(partition, -1)
+            if stored < reached:
+                raise SinkBehind(partition, stored, reached)
             if stored > start:
                 if self._tried.get(partition, (-1,))[0] != start:
                     raise AlreadyStored(partition, start, stored)
@@ -155,6 +165,8 @@ class TransactionalSink(Generic[Connection]):
             if self._run(connection, STORE, values).rowcount != 1:
                 self._stored(connection, key, owned)
                 raise AlreadyStored(partition, start, end)
+        if self._owned.get(partition) is owned:
+            self._reached[partition] = end
         return True
 
     async def write_async(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
@@ -255,6 +267,7 @@ class TransactionalSink(Generic[Connection]):
                 continue
             self._owned[partition] = _Owned(row.fence, owner)
             self._tried.pop(partition, None)
+            self._reached[partition] = -1 if row.next_offset is None else row.next_offset
             if row.next_offset is not None:
                 found[partition] = SinkOffset(row.next_offset, -1 if row.leader_epoch is None else row.leader_epoch)
         return found, doubtful
@@ -284,6 +297,8 @@ class TransactionalSink(Generic[Connection]):
             raise self._refused(partition, None, None)
         values = {**self._key(partition), **owned._asdict(), "next_offset": offset}
         values["topic_id"] = None if topic_id is None else str(topic_id)
+        # before the transaction, whose response may be lost
+        self._reached[partition] = min(offset, self._reached.get(partition, -1))
         with self._mapped_errors(), self._transaction() as connection:
             if self._run(connection, REWIND, values).rowcount != 1:
                 self._stored(connection, self._key(partition), owned)

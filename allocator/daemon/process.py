@@ -177,6 +177,10 @@ async def _until_signal(
     def on_signal(number: int) -> None:
         name = signal.Signals(number).name
         if stopping.is_set():
+            if number == signal.SIGHUP:
+                # the kernel and the shell each send one when a terminal closes, and systemd one after SIGTERM
+                log.info("SIGHUP again: still draining")
+                return
             log.warning(
                 "second signal, %s: stopping at once; records that are handled but not committed are handled again",
                 name,

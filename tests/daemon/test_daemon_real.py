@@ -231,6 +231,23 @@ async def test_a_handler_that_never_ends_does_not_keep_the_process_alive(
     assert await it.committed() == {0: 0}
 
 
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
+async def test_another_sighup_stops_no_draining(make: Callable[..., Setup], first: signal.Signals) -> None:
+    """A terminal that closes sends two: one comes from the kernel, and one from the shell. Any other signal does."""
+    it = make()
+    it.fill(10)
+    release = it.directory / "release"
+    process = it.run(it.config("held", handler={"drain_timeout_s": 60}), RELEASE_FILE=str(release))
+    wait_until(lambda: any("begun" in entry and entry["offset"] == 5 for entry in it.done()), 60, "the call")
+    for number in (first, signal.SIGHUP):
+        before = len(it.logs())
+        process.send_signal(number)
+        wait_until(lambda: len(it.logs()) > before, 30, "the signal in the log")  # noqa: B023
+    release.touch()
+    assert process.wait(60) == 0
+    assert await it.committed() == {0: 6}
+
+
 async def test_a_partition_does_not_move_while_a_call_runs_even_after_drain_timeout_s(
     make: Callable[..., Setup],
 ) -> None:

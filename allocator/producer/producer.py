@@ -410,7 +410,13 @@ def _check_timestamp(topic: str, timestamp: Any) -> None:
 
 
 def _check_headers(topic: str, headers: Any) -> None:
+    if not hasattr(headers, "__len__"):
+        raise TypeError(f"{topic}: the headers are {shown(headers)}, which can be read once; pass a list")
     for pair in headers:
         whole = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
         if not whole or not isinstance(pair[1], (bytes, type(None))):
             raise TypeError(f"{topic}: a header is {shown(pair)}; pass pairs (str, bytes or None)")
+        try:
+            pair[0].encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{topic}: the name of header {shown(pair)} is no UTF-8: {error.reason}") from error

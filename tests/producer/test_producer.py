@@ -229,6 +229,8 @@ async def test_a_partitioner_that_returns_no_number_fails_this_call_alone(
         ({"value": b"v", "key": 5}, TypeError, "the key is 5; pass bytes or None, or set key_serializer"),
         ({"value": b"v", "headers": [("h", "text")]}, TypeError, r"a header is \('h', 'text'\)"),
         ({"value": b"v", "headers": [(b"h", b"")]}, TypeError, "pass pairs"),
+        ({"value": b"v", "headers": iter([("h", b"")])}, TypeError, "which can be read once; pass a list"),
+        ({"value": b"v", "headers": [("h\ud800", b"")]}, ConfigError, r"'h\\ud800'.* is no UTF-8: surrogates"),
         ({"value": b"v", "timestamp": -1}, ConfigError, "timestamp is -1; pass milliseconds"),
         ({"value": b"v", "timestamp": 1 << 63}, ConfigError, "timestamp"),
         ({"value": b"v", "timestamp": 1.5}, ConfigError, "timestamp is 1.5"),

@@ -132,14 +132,20 @@ async def test_a_result_that_cannot_be_written_is_a_failure_of_the_handler(
 
     async def handle(record: Record) -> Produce:
         calls[record.value] += 1
-        bad = {b"20": Produce(two.out, bytes(2_000_000)), b"30": Produce(two.out, b"", partition=77)}
+        once: Any = iter([("h", b"")])
+        bad = {
+            b"20": Produce(two.out, bytes(2_000_000)),
+            b"25": Produce(two.out, b"", headers=[("h\ud800", b"")]),
+            b"28": Produce(two.out, b"", headers=once),
+            b"30": Produce(two.out, b"", partition=77),
+        }
         return bad.get(record.value, Produce(two.out, record.value, key=record.key))
 
     async with reader(two, mode) as consumer:
         await process(
             consumer,
             handle,
-            until_written(two, COUNT - 2),
+            until_written(two, COUNT - 4),
             results=mode,
             ordering="key",
             retries=2,
@@ -147,9 +153,10 @@ async def test_a_result_that_cannot_be_written_is_a_failure_of_the_handler(
             dead_letter_topic=letters,
         )
     written = await two.results()
-    assert Counter(written) == Counter(b"%d" % n for n in range(COUNT) if n not in (20, 30))
-    assert Counter(await until_written(two, 2, letters)) == Counter([b"20", b"30"])
-    assert {calls[b"20"], calls[b"30"]} == {3}
+    assert Counter(written) == Counter(b"%d" % n for n in range(COUNT) if n not in (20, 25, 28, 30))
+    refused = [b"20", b"25", b"28", b"30"]
+    assert Counter(await until_written(two, 4, letters)) == Counter(refused)
+    assert {calls[each] for each in refused} == {3}
     by_key: dict[int, list[int]] = defaultdict(list)
     for value in written:
         by_key[int(value) % 7].append(int(value))

@@ -75,20 +75,18 @@ class GroupSync:
             return  # the group of a mirror, whose offsets say what it has copied
         former, targets = old.of_former_topics(committed), {}
         for each, offset in committed.items():
-            copy, runs = copies[each], clusters.map.positions(each).runs
-            if offset.offset < 0 or each in former or not runs:
+            copy, known = copies[each], clusters.map.positions(each)
+            if offset.offset < 0 or each in former or not known:
                 continue
-            target = clusters.map.positions(each).target(offset.offset)
-            if target is None and runs[0].target:  # it knows nothing of the records that the new log had before
+            target = known.start(offset.offset)
+            if target is None:
                 if (group, each) not in self._unknown:
                     self._unknown.add((group, each))
                     log.warning(
                         "group %r is not synced in %s:%d: its offset %d is before the first one in the map, %d",
-                        *(group, *each, offset.offset, runs[0].source),
+                        *(group, *each, offset.offset, known.runs[0].source),
                     )
                 continue
-            # at the start of the new log: the old cluster had deleted the records before the mirror began
-            target = target or 0
             targets[each] = copy.end if offset.offset >= copy.acked else min(target, copy.end)
         if targets == self._synced.get(group, {}):
             return

@@ -166,6 +166,16 @@ class OffsetTranslation:
         # offsets between the runs may be missing, so the next run may begin before `found`
         return found if at == len(self._runs) else min(found, self._runs[at].target)
 
+    def start(self, source: int) -> int | None:
+        """Returns the new offset at which a group with committed offset `source` starts; None if the map does not tell.
+
+        Offsets before the first run were deleted before the mirror began if the new log begins there. Otherwise the new
+        log may have these records: the map was deleted and begun again behind them.
+        """
+        if not self._runs or (source < self._runs[0].source and self._runs[0].target):
+            return None
+        return self.target(source) or 0
+
     def corrected(self, end: int) -> list[Run]:
         """Returns replacements for runs beyond the end of the new log. The log lost them, and they will be at `end` or
         later."""

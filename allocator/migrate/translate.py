@@ -132,7 +132,8 @@ async def by_map(
     new_ids = await TopicIds(new.client).of({each.topic for each in committed})
     found = {}
     for each, offset in committed.items():
-        target, kept = known.positions(each).target(offset), Target.of(positions.get(each))
+        known_here, kept = known.positions(each), Target.of(positions.get(each))
+        target, runs = known_here.start(offset), known_here.runs
         recreated = known.recreated(each, ids[each.topic])
         if each not in ends:
             found[each] = Found(None, "not on the new cluster")
@@ -142,13 +143,14 @@ async def by_map(
             found[each] = Found(None, f"{lost}; start the mirror with --restart {each.topic}")
         elif offset > mirrored.get(each, -1):
             found[each] = Found(None, f"mirrored only up to {mirrored.get(each, 'nothing')}; wait for the mirror")
+        elif not runs:
+            found[each] = Found(None, "never mirrored")
         elif target is None:
-            # offsets below the first mirrored offset were deleted from the old log before the mirror started
-            runs = known.positions(each).runs
-            found[each] = Found(runs[0].target, "the old log began later") if runs else Found(None, "never mirrored")
+            found[each] = Found(None, f"before the first offset in the map, {runs[0].source}; use timestamp or content")
         else:
             # after invisible old records, the map has no entry until the next visible record is mirrored
-            found[each] = Found(min(target, ends[each].end if kept is None else kept.offset))
+            at = min(target, ends[each].end if kept is None else kept.offset)
+            found[each] = Found(at, "the old log began later" if offset < runs[0].source else "")
     return found
 
 

@@ -19,7 +19,7 @@ from allocator.core.aio import wall_ms
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import BrokerError, ConfigError
-from allocator.migrate.offset_map import BadOffsetMap
+from allocator.migrate.offset_map import BadOffsetMap, map_topic
 from allocator.migrate.offsets import CopyRefused, copy_offsets, restore_offsets
 from allocator.migrate.storage import OffsetStore
 from allocator.operate import MembersAlive
@@ -150,6 +150,27 @@ async def test_offsets_of_a_mirrored_topic_are_translated_by_map_and_by_content(
         with pytest.raises(CopyRefused, match=problem):
             await copy_offsets(source, target, tmp_path / "f.json", by=by, mirror=mirror)
     assert not await asyncio.to_thread((tmp_path / "f.json").exists)
+
+
+async def test_a_copy_by_a_map_that_begins_in_the_middle_skips_no_record(
+    make_pair: Any, group: str, tmp_path: Path
+) -> None:
+    """It was deleted, and `--append` began another one behind the records that are there."""
+    pair = await make_pair("2.8.2", "3.9.1")
+    pair.group = mirror = f"{group}-mirror"
+    await filled(pair.old, pair.topic, 100)
+    await pair.catch_up()
+    await asyncio.to_thread(pair.new.delete_topic, map_topic(mirror))
+    await filled(pair.old, pair.topic, 20)
+    await pair.catch_up(append=True)
+    stores = OffsetStore(pair.old.bootstrap, group), OffsetStore(pair.new.bootstrap, group)
+    await commit(pair.old, group, {pair.partition: 110})
+    (row,) = (await copy_offsets(*stores, by="map", mirror=mirror)).rows
+    assert (row.after, row.problem) == (110, "")
+    await commit(pair.old, group, {pair.partition: 40})
+    with pytest.raises(CopyRefused, match=f"{pair.topic}:0: before the first offset in the map, 100; use timestamp or"):
+        await copy_offsets(*stores, tmp_path / "before.json", by="map", mirror=mirror)
+    assert await committed(pair.new, group, pair.topic) == {}
 
 
 async def test_a_copy_waits_for_the_end_of_the_groups_last_transaction(

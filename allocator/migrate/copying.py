@@ -336,8 +336,9 @@ class Copying(RebalanceListener):
             return  # the next owner finds the records on the new cluster
         if target < 0:  # the next start finds them
             raise SequenceLost("{}:{} has a batch already, and does not say where".format(*partition), retriable=True)
-        for source, before in encoded.runs:
-            self._clusters.map.note(partition, Run(source, target + before))
+        ends = [*(before for _, before in encoded.runs[1:]), encoded.records]
+        for (source, before), end in zip(encoded.runs, ends):
+            self._clusters.map.extend(partition, Run(source, target + before), end - before)
         others = copy.note(encoded, target)
         if others < 0:
             reason = target_lost(partition, Target(target - others), target, copy.target_id)

@@ -3,7 +3,7 @@
 All processes of a mirror and all cutovers read the map, and the new cluster replicates it like records. The topic is
 compacted and has one partition, so its entries have one order. The mirror writes an entry when the difference between
 old and new offsets changes: once for each partition of an ordinary topic, and once for each gap that compaction or
-transactions left (at most nine in a thousand records).
+transactions left (at most nine in a thousand records: eight exact ones, and one that covers the next thousand).
 
 Each entry also names the incarnation of the old topic. A recreated topic begins at offset 0, and the brokers delete the
 group's offsets of the former topic. So the mirror stores the topic's id in the map.
@@ -62,6 +62,10 @@ class Run(NamedTuple):
     source: int
     target: int
     exact: bool = True
+
+    def after(self, covered: int, records: int) -> list[Run]:
+        """Returns the rest of an exact run of `records` after its first `covered` ones; [] if there is none."""
+        return [Run(self.source + covered, self.target + covered)] if records > covered else []
 
 
 class Incarnation(NamedTuple):
@@ -137,24 +141,28 @@ class OffsetTranslation:
         """The runs, sorted by old offset."""
         return list(self._runs)
 
-    def note(self, run: Run) -> Run | None:
-        """Adds a run and returns it as stored, or None if it is not new. Replaces a run of the same old offset."""
+    def note(self, run: Run) -> bool:
+        """Adds a run, or replaces the one of the same old offset. Returns whether it is new."""
         at = self._position(run.source)
-        if at < len(self._runs) and self._runs[at].source == run.source:
-            if self._runs[at] == run:
-                return None
-            self._runs[at] = run
-            return run
-        if at == len(self._runs) and at:
+        there = self._runs[at : at + 1]
+        if there == [run]:
+            return False
+        self._runs[at : at + (bool(there) and there[0].source == run.source)] = [run]
+        return True
+
+    def extend(self, run: Run, records: int) -> list[Run]:
+        """Adds an exact run of `records` mirrored records, as few runs as `SPAN` allows. Returns those that are new."""
+        at, added = self._position(run.source), [run]
+        if at and at == len(self._runs):
             before = self._runs[-1]
-            if before.exact and run.exact and before.target - before.source == run.target - run.source:
-                return None
-            if not before.exact and 0 <= run.target - before.target < SPAN:
-                return None  # the inexact run covers it
-            if at >= MOST_RUNS and 0 <= run.target - self._runs[-MOST_RUNS].target < SPAN:
-                run = run._replace(exact=False)
-        self._runs.insert(at, run)
-        return run
+            covered = run.target - before.target
+            if before.exact and covered == run.source - before.source:
+                added = []
+            elif not before.exact and 0 <= covered < SPAN:
+                added = run.after(SPAN - covered, records)
+            elif at >= MOST_RUNS and 0 <= run.target - self._runs[-MOST_RUNS].target < SPAN:
+                added = [run._replace(exact=False), *run.after(SPAN, records)]
+        return [each for each in added if self.note(each)]
 
     def target(self, source: int) -> int | None:
         """Returns the new offset for a reader whose next old offset is `source`; None before the first run."""
@@ -411,9 +419,14 @@ class OffsetMap:
 
     def note(self, partition: TopicPartition, run: Run) -> None:
         """Adds a run. The next `flush` writes it if it is new."""
-        added = self._known[partition].note(run)
-        if added is not None:
-            self._new[partition].append(added)
+        if self._known[partition].note(run):
+            self._new[partition].append(run)
+
+    def extend(self, partition: TopicPartition, run: Run, records: int) -> None:
+        """Adds an exact run of `records` mirrored records. The next `flush` writes what the map needs of it."""
+        added = self._known[partition].extend(run, records)
+        if added:
+            self._new[partition] += added
 
     def switch(self, partition: TopicPartition) -> Switch | None:
         """Returns where the producers of this partition moved last; None if they have not."""

@@ -337,7 +337,7 @@ async def _behind_tails(
         if tail.next_source is not None:
             one = one._replace(position=tail.next_source)
         for run in tail.runs:
-            clusters.map.note(partition, run)
+            clusters.map.extend(partition, run, 1)
         found[partition] = one._replace(present=tail.present, unexpected=tail.unexpected, seek=True)
     return found
 

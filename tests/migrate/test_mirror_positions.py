@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from allocator.core.client.client import KafkaClient
@@ -24,14 +26,15 @@ from allocator.migrate.offset_map import (
 from allocator.migrate.topics import same_topic
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
+from tests.migrate.mirroring import transactions
 
 PARTITION = TopicPartition("orders", 3)
 
 
 def test_an_ordinary_partition_needs_one_run() -> None:
     known = OffsetTranslation()
-    assert known.note(Run(100, 0))
-    assert not any(known.note(Run(100 + n, n)) for n in range(1, 500, 7))
+    assert known.extend(Run(100, 0), 1)
+    assert not any(known.extend(Run(100 + n, n), 7) for n in range(1, 500, 7))
     assert known.runs == [Run(100, 0)]
     assert [known.target(source) for source in (99, 100, 250, 10_000)] == [None, 0, 150, 9_900]
 
@@ -39,7 +42,7 @@ def test_an_ordinary_partition_needs_one_run() -> None:
 def test_a_topic_with_many_gaps_has_a_small_map_that_skips_no_record() -> None:
     """Every second record was compacted away, one record in a batch."""
     known, count = OffsetTranslation(), 100_000
-    added = [run for n in range(count) if (run := known.note(Run(2 * n, n))) is not None]
+    added = [run for n in range(count) for run in known.extend(Run(2 * n, n), 1)]
     assert added == known.runs
     assert len(added) <= (MOST_RUNS + 1) * count // SPAN + 1
     assert sum(len(pack(Entry(PARTITION, Incarnation(), [run]))[1]) for run in added) < 25 * len(added)
@@ -72,6 +75,90 @@ def test_a_reader_at_a_translated_offset_gets_every_record_from_there_on(
     found = known.source(back)
     assert found is not None
     assert all(old >= found for old, at in where.items() if at >= back)
+
+
+class Piece(NamedTuple):
+    """Records whose old offsets follow each other: those that a mirror notes at once."""
+
+    source: int
+    target: int
+    count: int
+
+    def before(self, source: int) -> int:
+        """The number of its records before an old offset."""
+        return min(max(0, source - self.source), self.count)
+
+    def after(self, target: int) -> int:
+        """The number of its records at or after a new offset."""
+        return min(max(0, self.target + self.count - target), self.count)
+
+    def between(self, source: int, target: int) -> int:
+        """The number of its records before the old offset and at or after the new one; negative: the other way."""
+        return self.before(source) + self.after(target) - self.count
+
+
+def read_by_version_0(runs: list[Run]) -> list[Run]:
+    """What a mirror of the first version keeps of the runs in a map."""
+    kept: list[Run] = []
+    for run in runs:
+        if kept and not kept[-1].exact and 0 <= run.target - kept[-1].target < SPAN:
+            continue
+        dense = len(kept) >= MOST_RUNS and 0 <= run.target - kept[-MOST_RUNS].target < SPAN
+        kept.append(run._replace(exact=run.exact and not dense))
+    return kept
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 5) | st.just(0),
+            st.integers(0, 3) | st.just(0) | st.integers(0, 3000),
+            st.integers(1, 3) | st.integers(1, 200) | st.integers(1, 5000),
+        ),
+        min_size=1,
+        max_size=60,
+    )
+)
+@example([(2, 0, 1)] * 12 + [(1, 0, 60_000)])
+def test_a_map_is_small_and_at_most_a_span_of_records_off(history: list[tuple[int, int, int]]) -> None:
+    """Any batches, gaps in the old offsets, and records of other producers in the new log."""
+    known, pieces, source, target = OffsetTranslation(), [], 7, 0
+    for gap, strangers, count in history:
+        source, target = source + gap, target + strangers
+        pieces.append(Piece(source, target, count))
+        known.extend(Run(source, target), count)
+        source, target = source + count, target + count
+    exact = [run.target for run in known.runs if run.exact]
+    for targets, most in ((exact, MOST_RUNS), ([run.target for run in known.runs], MOST_RUNS + 1)):
+        assert all(last - first >= SPAN for first, last in zip(targets, targets[most:]))
+    assert read_by_version_0(known.runs) == OffsetTranslation(known.runs).runs == known.runs
+    edges = {each.source + n for each in (*pieces, *known.runs) for n in (-1, 0, 1)}
+    edges |= {each.source + each.count + n for each in pieces for n in (-1, 0)}
+    for wanted in sorted(edges):
+        if pieces[0].source <= wanted < source:
+            found = known.target(wanted)
+            assert found is not None
+            again = [each.between(wanted, found) for each in pieces]
+            assert min(again) >= 0  # none is skipped
+            assert sum(again) <= SPAN
+    for each in (*pieces, *known.runs):
+        back = known.source(each.target)
+        assert back is not None
+        there = [piece.between(back, each.target) for piece in pieces]
+        assert max(there) <= 0
+        assert sum(there) >= -SPAN
+
+
+async def test_a_large_batch_after_small_transactions_is_mapped_closely(make_pair: Any) -> None:
+    pair = await make_pair("3.9.1")
+    parts = [(b"small", 1)] * 12 + [(b"large", 5000)]
+    await asyncio.to_thread(transactions, pair.old.bootstrap, pair.topic, *parts)
+    await pair.catch_up()
+    known, first = await pair.translation(), 2 * 12  # each small one has a marker
+    for n in range(0, 5000, 100):
+        found = known.target(first + n)
+        assert found is not None
+        assert 0 <= 12 + n - found <= SPAN, n
 
 
 def test_an_entry_is_read_as_it_was_written() -> None:

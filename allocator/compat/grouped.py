@@ -225,7 +225,7 @@ class GroupedConsumer(BaseConsumer):
         """
         may_act = self._reads is not None and self._member.may_act()
         if not may_act:
-            self._member.state.reader.answer(None, may_act=False)
+            self._member.state.reader.refuse_all()
         return may_act
 
     @property

@@ -85,16 +85,19 @@ async def test_a_reader_gets_a_record_again_on_which_it_could_not_act(
             assert user.done.count(0) == user.done.count(1) == 1
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+@pytest.mark.parametrize("how", ["plain", "async", "without a context"])
 async def test_a_handler_is_called_again_for_a_record_on_which_it_could_not_act(
-    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, plain: bool
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, how: str
 ) -> None:
-    async with using(kafka_cluster, topic_factory(1), group, named=False) as user:
+    async with using(kafka_cluster, topic_factory(1), group, named=how == "without a context") as user:
 
         async def handle(record: Record) -> None:
-            await asyncio.to_thread(user.acts_on, record)
+            if how == "async":
+                await asyncio.to_thread(user.acts_on, record)
+            else:
+                await asyncio.get_running_loop().run_in_executor(None, user.acts_on, record)
 
-        handler: Any = user.acts_on if plain else handle
+        handler: Any = user.acts_on if how == "plain" else handle
         processing = asyncio.ensure_future(user.consumer.process(handler, commit_interval_s=0.1))
         await wait_until_async(lambda: user.is_done, 60, lambda: f"the effects of all records: {user.done}")
         assert sorted(user.done) == [*range(COUNT)]

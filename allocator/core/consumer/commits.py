@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 Point = Callable[[], Optional[Chosen]]
 """Returns the offset to commit now; None: there is nothing to commit."""
+One = Callable[[TopicPartition], Optional[OffsetAndMetadata]]
 Transact = Callable[[TopicPartition, Point], Awaitable[None]]
 """Commits an offset of a partition in a transaction. Raises AllocatorError."""
 
@@ -193,7 +194,7 @@ class Commits:
             await self.until_decided(lambda: any(map(self._state.is_in_doubt, offsets)))
             if self.transact is not None:
                 await _in_transactions(
-                    self.transact, partial(_without, offsets), lambda _, offset: Chosen(offset, call)
+                    self.transact, partial(_without, offsets), lambda _, offset: Chosen(offset, call), offsets.get
                 )
                 return
             await group.commit(to_send, call.terms())
@@ -228,7 +229,9 @@ class Commits:
         if await self.has_uncommitted(wanted):
             tenures = list(self._uncommitted(wanted)) if or_raise else []
             self._must_act()
-            await self._commit_chosen(group, partial(self._done, wanted), patience_s=patience_s)
+            await self._commit_chosen(
+                group, partial(self._done, wanted), one=lambda p: self._done({p}).get(p), patience_s=patience_s
+            )
             if (error := _left(self.offsets.group, tenures)) is not None:
                 raise error
 
@@ -281,11 +284,17 @@ class Commits:
                 yield tenure
 
     async def _commit_chosen(
-        self, group: StoredOffsets, choose: Choice, *, follows: bool = True, patience_s: float = math.inf
+        self,
+        group: StoredOffsets,
+        choose: Choice,
+        *,
+        one: One | None = None,
+        follows: bool = True,
+        patience_s: float = math.inf,
     ) -> None:
-        """`follows`: see `CommitCall`."""
+        """`one`: like `choose`, for one partition. `follows`: see `CommitCall`."""
         if self.transact is not None:
-            await _in_transactions(self.transact, choose, partial(self.chosen, follows=follows))
+            await _in_transactions(self.transact, choose, partial(self.chosen, follows=follows), one)
             return
         call = self._call(follows=follows)
         await group.commit(call.noting(choose, self.metadata.added), call.terms(patience_s))
@@ -299,7 +308,7 @@ class Commits:
     def _call(self, *, follows: bool = True) -> CommitCall:
         return CommitCall(self._state, self.membership, self.now, follows=follows)
 
-    def _done(self, partitions: Partitions | None, over: Collection[TopicPartition] = ()) -> Offsets:
+    def _done(self, partitions: Collection[TopicPartition] | None, over: Collection[TopicPartition] = ()) -> Offsets:
         """Returns what to commit now, for as many partitions as one request takes. Leaves out those in `over`."""
         found: dict[TopicPartition, OffsetAndMetadata] = {}
         for partition, tenure in self._state.assignment.items():
@@ -401,10 +410,13 @@ def _left(group: str, tenures: Iterable[TopicPartitionState]) -> AllocatorError 
 
 
 async def _in_transactions(
-    transact: Transact, choose: Choice, note: Callable[[TopicPartition, OffsetAndMetadata], Chosen]
+    transact: Transact,
+    choose: Choice,
+    note: Callable[[TopicPartition, OffsetAndMetadata], Chosen],
+    one: One | None = None,
 ) -> None:
-    """`note` is called when the offset of a partition is chosen. After an error, partitions that wait for their turn
-    are left out."""
+    """`note` is called when the offset of a partition is chosen, by `one` if that is given. After an error, partitions
+    that wait for their turn are left out."""
     failed = False
 
     async def commit(partition: TopicPartition) -> None:
@@ -416,7 +428,9 @@ async def _in_transactions(
             raise
 
     def point(partition: TopicPartition) -> Chosen | None:
-        found = None if failed else choose(()).get(partition)
+        if failed:
+            return None
+        found = choose(()).get(partition) if one is None else one(partition)
         if found is None:
             return None
         return note(partition, found if isinstance(found, Committed) else as_written(found))

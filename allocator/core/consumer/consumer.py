@@ -451,12 +451,11 @@ class ConsumerBase:
             may_act = tenure is not None and tenure.fence == record.fence and member.membership.may_act()
         if own and hold is not None:
             hold.answer_call(may_act)
-        elif (
-            hold is None
-            and member.sink is None
-            and (record is not None or (not may_act and self._reading.may_be_asked()))
-        ):
-            member.state.reader.answer(record, may_act)
+        elif member.sink is None and record is not None:
+            offset = record.base_offset if isinstance(record, Batch) else record.offset
+            member.state.answer(record, offset, may_act)  # also for a call whose context a thread lacks
+        elif member.sink is None and not may_act and self._reading.may_be_asked():
+            member.state.reader.refuse_all()
         return may_act
 
     async def until_may_act(self) -> None:

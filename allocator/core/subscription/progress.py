@@ -37,6 +37,15 @@ class Hold:
 
     def __init__(self, tenure: Progress) -> None:
         self.tenure = tenure
+        self.refused: set[int] = set()
+        """Offsets of records on which their user was told not to act, so that they are not done."""
+
+    def answer(self, offset: int, may_act: bool) -> None:
+        """Notes whether the user may act on a record."""
+        if may_act:
+            self.refused.discard(offset)
+        else:
+            self.refused.add(offset)
 
     @property
     def has_outlived(self) -> bool:
@@ -84,11 +93,13 @@ class Hold:
         if call is not None:
             call.refused = not may_act
 
-    @staticmethod
-    def call_is_refused() -> bool:
-        """Whether the handler call in whose context the code runs was told last that it may not act."""
-        call = _call_here.get()
-        return call is not None and call.refused
+    def call_is_refused(self, offset: int) -> bool:
+        """Whether the handler call in whose context the code runs, for this record, was told last that it may not
+        act."""
+        call, refused = _call_here.get(), offset in self.refused
+        if refused:
+            self.refused.discard(offset)
+        return refused or (call is not None and call.refused)
 
     @staticmethod
     def of_this_context() -> Hold | None:
@@ -412,8 +423,6 @@ class ReaderHold(Hold):
         self._first: int | None = first
         self._reader = reader
         self._replaced = tenure.replaced
-        self.refused: set[int] | None = None
-        """Offsets of records that the reader was told not to act on; they and those after them are not done."""
 
     @property
     def was_cut(self) -> bool:
@@ -427,10 +436,13 @@ class ReaderHold(Hold):
         if self.has_outlived:
             self._reader.note_outlived(self)
 
-    def refuse(self, offset: int | None) -> None:
-        """Notes that the reader may not act on this record; None: on any."""
-        first = self._first or 0
-        self.refused = {*(self.refused or ()), first if offset is None else max(offset, first)}
+    def answer(self, offset: int, may_act: bool) -> None:
+        if self._first is not None and offset >= self._first:  # else it was done before
+            super().answer(offset, may_act)
+
+    def refuse_all(self) -> None:
+        if self._first is not None:
+            self.refused.add(self._first)
 
     def finish(self) -> None:
         self.busy = False
@@ -443,7 +455,7 @@ class ReaderHold(Hold):
 
     def confirm(self) -> None:
         """Marks all records as done, also those that the reader was told not to act on."""
-        self.refused = None
+        self.refused.clear()
         self.finish()
 
     def abandon_records(self) -> None:
@@ -483,26 +495,19 @@ class ReaderHolds:
         """The tenures of which the reader has records, except those that were replaced by a seek."""
         return frozenset(hold.tenure for hold in self._holds if not hold.void)
 
-    def answer(self, record: Any, may_act: bool) -> None:
-        """Notes whether the reader may act on this record or batch; None: on all that it has."""
-        offset = None if record is None else getattr(record, "offset", None)
-        offset = record.base_offset if offset is None and record is not None else offset
+    def refuse_all(self) -> None:
+        """Called when the reader was told that it may not act on its records."""
         for hold in list(self._holds):  # a thread may ask
-            if hold.void or hold.has_outlived or not (record is None or hold.is_of(record)):
-                continue
-            if not may_act:
-                hold.refuse(offset)
-            elif hold.refused:
-                hold.refused.discard(offset)
+            hold.refuse_all()
 
     def allow_all(self) -> None:
         """Called when the reader has waited until it may act on its records."""
         for hold in self._holds:
-            hold.refused = None
+            hold.refused.clear()
 
     def were_refused(self, tenure: Progress) -> bool:
         """Whether the reader was told not to act on some record of the tenure."""
-        return any(hold.tenure is tenure and hold.refused for hold in self._holds)
+        return any(hold.refused for hold in self._holds if hold.tenure is tenure)
 
     def were_cut(self, tenure: Progress) -> bool:
         """Whether the log of the tenure was cut since the reader got its records."""
@@ -547,7 +552,7 @@ class ReaderHolds:
 
     def finish_of(self, tenure: Progress) -> None:
         """Marks the delivered records of one tenure as done."""
-        self._end(ReaderHold.finish, lambda hold: hold.tenure is tenure)
+        self._end(ReaderHold.confirm, lambda hold: hold.tenure is tenure)
 
     def abandon(self, partitions: Collection[TopicPartition] | None = None) -> None:
         """Called when the reader will not request more, or did not get the records. They do not become done."""

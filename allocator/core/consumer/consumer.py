@@ -443,18 +443,20 @@ class ConsumerBase:
         reader need not ask: the sink refuses the write, and no record comes again.
         """
         hold, member = self._member.hold_of_call, self._member
-        own = record is None or (hold is not None and hold.is_of(record))
-        if own or record is None:
+        if record is None or (hold is not None and hold.is_of(record)):
             may_act = member.may_act()
         else:
             tenure = member.state.assignment.get(TopicPartition(record.topic, record.partition))
             may_act = tenure is not None and tenure.fence == record.fence and member.membership.may_act()
-        if own and hold is not None:
-            hold.answer_call(may_act)
-        elif member.sink is None and record is not None:
+        if hold is None and member.sink is not None:
+            return may_act
+        if record is not None:
             offset = record.base_offset if isinstance(record, Batch) else record.offset
             member.state.answer(record, offset, may_act)  # also for a call whose context a thread lacks
-        elif member.sink is None and not may_act and self._reading.may_be_asked():
+        # a record of a retry topic names the partition that it is from
+        if hold is not None and (record is None or (record.topic, record.partition) != hold.tenure.partition):
+            hold.answer_call(may_act)
+        elif record is None and not may_act and self._reading.may_be_asked():
             member.state.reader.refuse_all()
         return may_act
 

@@ -188,10 +188,11 @@ class RetryTopics:
                 await self._check(client, topic)
 
     async def _create(self, client: KafkaClient, missing: Iterable[str]) -> None:
-        await client.refresh(None if self._pattern is not None else self._topics)
         names = set(self._topics)
         if self._pattern is not None:
-            names |= {topic for topic in client.topics() if re.match(self._pattern, topic)} - set(self.plan.topics)
+            every = await client.list_topics()
+            names |= {topic for topic in every if re.match(self._pattern, topic)} - set(self.plan.topics)
+        await client.refresh(names)
         count = max((len(client.partitions(topic) or ()) for topic in names), default=0)
         if not count:
             raise ConfigError(

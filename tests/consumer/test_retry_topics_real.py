@@ -85,6 +85,31 @@ async def test_records_wait_in_retry_topics_and_return_unchanged(
         assert record.value == b"more"
 
 
+async def test_retry_topics_are_created_for_a_pattern(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str
+) -> None:
+    topic, letters = topic_factory(3), topic_factory(1)
+    settings = {"brokers": kafka_cluster.bootstrap, "zookeeper": kafka_cluster.zookeeper, "group": group}
+    calls: list[bytes] = []
+
+    async def handle(record: Record) -> None:
+        calls.append(record.value)
+        if len(calls) == 1:
+            raise ValueError("bad")
+
+    kafka_cluster.produce(topic, [b"1"])
+    async with Consumer(pattern=topic, **settings) as consumer:
+        options = {**RETRIES, "retry_topics": ["1s"], "create_retry_topics": True, "dead_letter_topic": letters}
+        work = asyncio.ensure_future(consumer.process(handle, **options))
+        await wait_until_async(lambda: len(calls) == 2 or work.done(), 60, "the retry")
+        assert calls == [b"1", b"1"], work
+        assert {each for each in consumer.assignment() if each.topic != topic} == {
+            (f"{group}.retry-1s", n) for n in range(3)
+        }
+        work.cancel()
+        await asyncio.wait({work})
+
+
 def describe(group: str, cluster: LocalCluster) -> Any:
     where = ["--brokers", cluster.bootstrap, "--zookeeper", cluster.zookeeper or ""]
     result = CliRunner().invoke(main, ["group", "describe", group, *where, "--json"])

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from allocator import Allocation, ChildrenOf, GroupCommands
 from allocator.assignors import GroupView
+from allocator.cli.commands import main
 from allocator.errors import CommandRefused, IllegalState
+from allocator.protocols.zookeeper import decision
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.resources import Hold
 from allocator.resources.allocation import ROOT
@@ -132,6 +139,70 @@ async def test_a_resource_function_without_an_answer_stops_no_move(zk_chroot: st
             names += ["x1", "x2"]
             answers.set()
             await until_shared(first, second, total=14)
+
+
+async def test_a_function_that_hangs_in_a_thread_is_named(
+    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group keeps its assignment, as it does if a function raises."""
+    monkeypatch.setattr(decision, "SMALL_PARTITIONS", 1)
+    monkeypatch.setattr(decision, "LIMIT_S", 1.0)
+    answers, hangs = threading.Event(), False
+
+    def function(view: GroupView) -> dict[str, list[TopicPartition]]:
+        if hangs:
+            answers.wait()
+        return by_load(view)
+
+    first, second, third = (Allocation(NAMES, group=group, zookeeper=zk_chroot, assignor=function) for _ in range(3))
+    async with started(first):
+        await until_shared(first)
+        hangs = True
+        async with started(second):
+            await until_problem(zk_chroot, group, "allocator function .* has not returned within 1 s; correct it")
+            async with started(third):
+                await until_problem(zk_chroot, group, "has not returned from an earlier call; correct it")
+                assert sizes(first, second, third) == [0, 0, 12]
+                answers.set()
+            # the next change calls it again
+            await until_shared(first, second)
+
+
+async def until_problem(zookeeper: str, group: str, text: str) -> None:
+    where = ["--zookeeper", zookeeper, "--root", ROOT]
+
+    async def is_shown() -> bool:
+        result = await asyncio.to_thread(CliRunner().invoke, main, ["group", "describe", group, *where])
+        return re.search(text, " ".join(result.output.split())) is not None
+
+    await wait_until_async(is_shown, 30, text)
+
+
+HANGING = """
+import asyncio, sys, threading
+from allocator import Allocation
+from allocator.protocols.zookeeper import decision
+
+decision.SMALL_PARTITIONS = 1
+called = threading.Event()
+
+def function(view):
+    called.set()
+    threading.Event().wait()
+
+async def main():
+    async with Allocation(["a", "b"], group=sys.argv[2], zookeeper=sys.argv[1], assignor=function):
+        await asyncio.to_thread(called.wait)
+
+asyncio.run(main())
+print("over")
+"""
+
+
+async def test_a_process_ends_while_its_function_hangs(zk_chroot: str, group: str) -> None:
+    command = [sys.executable, "-c", HANGING, zk_chroot, group]
+    result = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "over\n", "")
 
 
 async def test_a_held_resource_delays_no_other_one(zk_chroot: str, group: str) -> None:

@@ -6,11 +6,13 @@ In: the members, the partition counts, the current document, the commands in eff
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Optional, TypeVar
+from typing import Any, Optional, TypeVar
 
 from allocator.assignors import (
     Assignor,
@@ -31,13 +33,12 @@ from allocator.core.settings import DEFAULT
 from allocator.core.subscription import topic_pattern
 from allocator.core.text import shown
 from allocator.documents import SMALL_PARTITIONS
-from allocator.errors import AllocatorError
+from allocator.errors import AllocatorError, AssignorError
 from allocator.protocols.zookeeper.seats import away, standby, view_ids
 from allocator.protocols.zookeeper.steering import Budget, CommandsInForce, constraints_of
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo
 from allocator.protocols.zookeeper.znodes.following import LoadHistory
 from allocator.protocols.zookeeper.znodes.load_reader import loads_of
-from allocator.protocols.zookeeper.znodes.store import computed
 from allocator.types import Partitions, TopicPartition
 
 T = TypeVar("T")
@@ -76,9 +77,12 @@ class GroupLoad:
 
 
 SMALL_BY_LOAD = 2_000  # partitions; smaller than SMALL_PARTITIONS because the leader checks the load regularly
+# Seconds that an allocator function may take in a thread. Higher: the group stands still longer without a reason if the
+# function hangs; lower: a slow function on a busy machine counts as hanging.
+LIMIT_S = 60.0
 
-# one thread, so that a process with several groups computes one decision at a time
-_LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decide")
+_calls: list[tuple[Assignor, Future[Any]]] = []
+"""The calls in threads that may still run."""
 
 
 def subscription(info: MemberInfo, topics: Collection[str]) -> frozenset[str]:
@@ -136,13 +140,52 @@ async def decide(
         tolerance = next(iter(members.values())).load_tolerance or DEFAULT["load_tolerance"]
         view = GroupView(taking_part, dict(counts), held, load=load.loads)
         compute = partial(_by_load, assignor, view, constraints, tolerance, load, document.load_history)
-        target, history = await computed(compute, size >= SMALL_BY_LOAD, _LARGE)
+        target, history = await _computed(assignor, compute, size >= SMALL_BY_LOAD)
     else:
         view = await build(assignor, taking_part, counts, owned)
-        target = await computed(partial(steer, assignor, view, constraints, held), size >= SMALL_PARTITIONS, _LARGE)
+        target = await _computed(assignor, partial(steer, assignor, view, constraints, held), size >= SMALL_PARTITIONS)
     without = left_out(view, target)
     target = {member: target[seen] for member, seen in ids.items() if seen in target}
     return GroupDecision(target, strategy, refused, without, history)
+
+
+async def _computed(assignor: Assignor, compute: Callable[[], T], large: bool) -> T:
+    """Returns `compute()`, which calls the assignor. If it is `large`, it runs in a thread, so that the event loop can
+    renew the lease.
+
+    Raises AssignorError if the thread takes longer than `LIMIT_S`, or if an earlier one is still in the same function.
+    """
+    if not large:
+        return compute()
+    _calls[:] = [each for each in _calls if not each[1].done()]
+    hangs = f"allocator function {assignor.name!r} has not returned"
+    if any(each is assignor for each, _ in _calls):
+        raise AssignorError(f"{hangs} from an earlier call; correct it, and start this member again")
+    call = _in_thread(compute)
+    _calls.append((assignor, call))
+    waiting = asyncio.wrap_future(call)
+    try:
+        done, _ = await asyncio.wait({waiting}, timeout=LIMIT_S)
+        if done:
+            return waiting.result()
+    finally:
+        waiting.cancel()  # or the function's return would wake a loop that may be closed by then
+    raise AssignorError(f"{hangs} within {LIMIT_S:g} s; correct it, and start this member again")
+
+
+def _in_thread(compute: Callable[[], T]) -> Future[T]:
+    """Starts a daemon thread. An executor's would keep the process from ending while the function hangs."""
+    call: Future[T] = Future()
+    call.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            call.set_result(compute())
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            call.set_exception(error)
+
+    threading.Thread(target=run, name="allocator-decide", daemon=True).start()
+    return call
 
 
 def _by_load(

@@ -277,6 +277,6 @@ async def read_of_others(
         raise InvalidZnode(path, str(error)) from error
 
 
-async def computed(compute: Callable[[], T], large: bool, thread: ThreadPoolExecutor = _LARGE) -> T:
-    """Returns `compute()`. If it is `large`, it runs in `thread`, so that the event loop can renew the lease."""
-    return await asyncio.get_running_loop().run_in_executor(thread, compute) if large else compute()
+async def computed(compute: Callable[[], T], large: bool) -> T:
+    """Returns `compute()`. If it is `large`, it runs in a thread, so that the event loop can renew the lease."""
+    return await asyncio.get_running_loop().run_in_executor(_LARGE, compute) if large else compute()

@@ -153,11 +153,15 @@ class NotOwned(AllocatorError):
 
 
 class CommitFailed(AllocatorError):
-    """Offsets were not committed: the partition moved, the lease expired, or the coordinator refused them."""
+    """Offsets were not committed: the partition moved, the lease expired, or the coordinator refused them.
 
-    def __init__(self, message: str, *, retriable: bool = False) -> None:
+    `denied` has the topics that this user may not read: such a user may not commit their offsets either.
+    """
+
+    def __init__(self, message: str, *, retriable: bool = False, denied: Iterable[str] = ()) -> None:
         super().__init__(message)
         self.retriable = retriable
+        self.denied = frozenset(denied)
 
 
 class Fenced(CommitFailed):

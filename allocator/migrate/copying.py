@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, Final, Optional
@@ -50,7 +50,7 @@ from allocator.producer import (
     halves,
     merged,
 )
-from allocator.types import Partitions, TopicPartition
+from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -402,7 +402,21 @@ class Copying(RebalanceListener):
                     f"{self._settings.group}: no valid lease, so another process may own the partitions", retriable=True
                 )
             await self._clusters.map.flush()
-            await self._consumer.commit(offsets)
+            await self._commit_permitted(offsets)
+
+    async def _commit_permitted(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Commits these offsets. Stops the topics whose offsets this user may not commit."""
+        denied: frozenset[str] = frozenset()
+        while left := {each: offset for each, offset in offsets.items() if each.topic not in denied}:
+            try:
+                await self._consumer.commit(left)
+                return
+            except CommitFailed as error:
+                if not error.denied:
+                    raise
+                denied |= error.denied
+            for topic in sorted(denied):
+                self._stop(topic, Stop(str(TopicAuthorizationFailed(topic)), Remedy.UNFIT))
 
     async def _pass_markers(self, partition: TopicPartition) -> None:
         """Moves the position past invisible records, such as transaction markers, at the end of the old log."""
@@ -521,7 +535,8 @@ class Copying(RebalanceListener):
                 )
         moved = {each: copy.commit for each, copy in copies.items() if taken[each].seek}
         if moved:
-            await self._consumer.commit(moved)
+            await self._commit_permitted(moved)
+            copies = {each: copy for each, copy in copies.items() if self._topics.is_mirrored(each.topic)}
         for partition in copies:
             self._consumer.seek(partition, taken[partition].position)
         # set only after the seek: earlier, `_commit` would count all records before the former position as done

@@ -492,9 +492,12 @@ class GroupOffsets:
             reason = limit + (f", last: {why}" if why is not None else "")
             reasons.setdefault(reason, []).append(tp)
         what = "; ".join(f"{partition_names(partitions)} ({reason})" for reason, partitions in reasons.items())
-        error = (Fenced if call.fenced else CommitFailed)(f"group {self.group!r}: not committed: {what}")
+        codes = {tp: exc.code for tp, exc in call.failed.items()}
+        denied = {tp.topic for tp, code in codes.items() if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+        kind = Fenced if call.fenced else CommitFailed
+        error = kind(f"group {self.group!r}: not committed: {what}", denied=denied)
         # retriable: a deleted topic may be created again
-        error.retriable = all(exc.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for exc in call.failed.values())
+        error.retriable = all(code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for code in codes.values())
         return error
 
 

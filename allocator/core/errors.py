@@ -128,13 +128,11 @@ class BrokerError(AllocatorError):
 
 
 class TopicAuthorizationFailed(BrokerError):
-    """This user may not read or write a topic."""
+    """This user may not read, write or describe a topic."""
 
     def __init__(self, topic: str, use: str = "read") -> None:
-        right = use.upper()
-        super().__init__(
-            f"not authorised to {use} topic {topic!r}; grant this user {right} and DESCRIBE on it", code=29
-        )
+        rights = " and ".join(dict.fromkeys((use.upper(), "DESCRIBE")))
+        super().__init__(f"not authorised to {use} topic {topic!r}; grant this user {rights} on it", code=29)
         self.topic = topic
 
 

@@ -37,7 +37,7 @@ from allocator.migrate.positions import PartitionCopy, Target, Wait, target_lost
 from allocator.migrate.report import MirrorReport, Remedy, SourceLoss, Stop
 from allocator.migrate.source_watch import SourceWatch
 from allocator.migrate.takeover import MirrorClusters, find_targets_lost, take_over
-from allocator.migrate.topics import deletes_after
+from allocator.migrate.topics import deletes_after, refuse_hidden
 from allocator.migrate.translate import ends_of
 from allocator.producer import (
     SMALL_BYTES,
@@ -501,7 +501,7 @@ class Copying(RebalanceListener):
             ages = await _ages(clusters, topics, self._stop)
             topics &= ages.keys()
             partitions = frozenset(each for each in partitions if each.topic in topics)
-            gone = await _leaderless(clusters, partitions)
+            gone = await _leaderless(clusters, partitions, self._stop)
             for wait in Wait:
                 self._postpone({each for each, why in gone.items() if why is wait}, wait)
             partitions -= gone.keys()
@@ -555,9 +555,10 @@ class Copying(RebalanceListener):
             self._consumer.pause(partitions & self._consumer.assignment())
 
     async def _begin_postponed(self) -> None:
-        again = {each for each in self._waits if each not in self._copies} & self._consumer.assignment()
+        waiting = {each for each in self._waits if each not in self._copies and self._topics.is_mirrored(each.topic)}
+        again = waiting & self._consumer.assignment()
         if again:
-            again -= (await _leaderless(self._clusters, again)).keys()
+            again -= (await _leaderless(self._clusters, again, self._stop)).keys()
         if again:
             await self._begin(frozenset(again))
             self._consumer.resume(each for each in again & self._consumer.assignment() if each in self._copies)
@@ -584,16 +585,20 @@ class Copying(RebalanceListener):
         """Stops topics whose acknowledged records the new cluster has lost."""
         new, stops = self._clusters.new, self._report.stops
         self._targets_checked = time.monotonic()
-        ids = await self._clusters.target_ids.of({each.topic for each in self._copies if each.topic not in stops})
-        kept = {
-            each: copy.target
-            for each, copy in self._copies.items()
-            if each.topic in ids and not (new.partitions(each.topic) and new.leader(each) is None)
-        }
-        try:
-            found = await within(find_targets_lost(new, kept, ids), TARGETS_S)
-        except asyncio.TimeoutError:  # a leader has just failed
-            return
+        while True:
+            ids = await self._clusters.target_ids.of({each.topic for each in self._copies if each.topic not in stops})
+            kept = {
+                each: copy.target
+                for each, copy in self._copies.items()
+                if each.topic in ids and not (new.partitions(each.topic) and new.leader(each) is None)
+            }
+            try:
+                found = await within(find_targets_lost(new, kept, ids), TARGETS_S)
+                break
+            except asyncio.TimeoutError:  # a leader has just failed
+                return
+            except TopicAuthorizationFailed as error:
+                self._stop(error.topic, Stop(str(error), Remedy.UNFIT))
         for each, reason in found.items():
             if each in self._copies:
                 self._stop(each.topic, Stop(reason, Remedy.RESTART))
@@ -616,13 +621,24 @@ class Copying(RebalanceListener):
         self._consumer.seek(partition, max(ends.start, error.offset))
 
 
-async def _leaderless(clusters: MirrorClusters, partitions: AbstractSet[TopicPartition]) -> dict[TopicPartition, Wait]:
-    """Returns those of the partitions that have no leader now, and on which cluster."""
-    found: dict[TopicPartition, Wait] = {}
+async def _leaderless(
+    clusters: MirrorClusters, partitions: AbstractSet[TopicPartition], stop: Callable[[str, Stop], None]
+) -> dict[TopicPartition, Wait | None]:
+    """Returns those of the partitions that have no leader now, and on which cluster.
+
+    Stops topics that this user may not see; None for their partitions.
+    """
+    found: dict[TopicPartition, Optional[Wait]] = {}
     for client, wait in (clusters.old, Wait.OLD_LEADER), (clusters.new, Wait.NEW_LEADER):
         left = partitions - found.keys()
         await client.refresh({each.topic for each in left})
         found.update(dict.fromkeys((each for each in left if client.leader(each) is None), wait))
+        for topic in {each.topic for each in found}:
+            try:
+                refuse_hidden(client, [topic])
+            except TopicAuthorizationFailed as error:
+                stop(topic, Stop(str(error), Remedy.UNFIT))
+                found.update(dict.fromkeys((each for each in found if each.topic == topic), None))
     return found
 
 

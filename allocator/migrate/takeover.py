@@ -24,7 +24,7 @@ from allocator.migrate.offset_map import OffsetMap, Run, Switch
 from allocator.migrate.positions import Target, target_lost
 from allocator.migrate.report import Remedy, SourceLoss, Stop
 from allocator.migrate.tails import digest, match_tails, read_tails
-from allocator.migrate.topics import TopicIds, same_topic
+from allocator.migrate.topics import TopicIds, refuse_hidden, same_topic
 from allocator.migrate.translate import Ends, ends_of
 from allocator.operate import MembersAlive, live_members
 from allocator.protocols.zookeeper import ZooKeeperClient
@@ -346,8 +346,9 @@ async def find_targets_lost(
     new: KafkaClient, kept: Mapping[TopicPartition, Target], target_ids: Mapping[str, str | None]
 ) -> dict[TopicPartition, str]:
     """Maps each partition whose new log lacks records below `kept` to the reason. `target_ids`: current ids of the new
-    topics."""
+    topics. Raises TopicAuthorizationFailed for topics that this user may not see."""
     ends = await _ends_beyond(new, {each: target.offset for each, target in kept.items()}, absent=None)
+    refuse_hidden(new, {each.topic for each, end in ends.items() if end is None})
     reasons = {each: target_lost(each, target, ends[each], target_ids[each.topic]) for each, target in kept.items()}
     return {each: reason for each, reason in reasons.items() if reason is not None}
 

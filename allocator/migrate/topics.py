@@ -11,9 +11,9 @@ from typing import Final
 
 from kafka.protocol.admin import DescribeConfigsRequest
 
-from allocator.core.client import KafkaClient, describe_configs
+from allocator.core.client import ErrorCode, KafkaClient, describe_configs
 from allocator.core.text import parse_json, shown
-from allocator.errors import AllocatorError, ConfigError
+from allocator.errors import AllocatorError, ConfigError, TopicAuthorizationFailed
 from allocator.producer import add_partitions, create_topic
 from allocator.protocols.zookeeper import NoZnode, ZooKeeperClient
 
@@ -75,6 +75,16 @@ async def _from_zookeeper(ensemble: ZooKeeperClient, topic: str) -> dict[str, st
         raise ConfigError(f"/config/topics/{topic} of the old ZooKeeper cannot be read: {shown(data)}") from error
 
 
+def refuse_hidden(client: KafkaClient, topics: Iterable[str]) -> None:
+    """Raises TopicAuthorizationFailed for a topic that the brokers hide from this user, as if it did not exist.
+
+    The client's metadata must be new, and requested by topic.
+    """
+    for topic in topics:
+        if client.metadata.errors.get(topic) == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            raise TopicAuthorizationFailed(topic, "describe")
+
+
 def carried(settings: Mapping[str, str], zstd: bool = True) -> dict[str, str]:
     """Returns the settings that the new topic gets too. `zstd`: whether its brokers know that codec."""
     return {
@@ -117,11 +127,13 @@ async def make_alike(
 
     `ensemble` is the old cluster's ZooKeeper. Topics in `mirrored` also get the partitions by which the old topic has
     grown. `skip_settings` are neither set nor compared. Raises TopicsDiffer with every difference before any change,
-    and the errors of `settings_of`.
+    TopicAuthorizationFailed, and the errors of `settings_of`.
     """
     names = sorted(topics)
     await old.refresh(names)
     await new.refresh(names)
+    for client in (old, new):
+        refuse_hidden(client, names)
     counts = {name: len(old.partitions(name) or ()) for name in names}
     here = {name: len(new.partitions(name) or ()) for name in names}
     differences = [f"the old cluster has no topic {name!r}" for name in names if not counts[name]]

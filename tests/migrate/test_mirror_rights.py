@@ -80,3 +80,49 @@ async def test_a_topic_that_may_not_be_read_stops_alone(
     assert "commit failed" not in caplog.text
     await pair.catch_up()
     assert len(await pair.copied(topic)) == (30 if running else 20)
+
+
+@pytest.mark.parametrize("running", [False, True])
+async def test_a_new_topic_that_may_not_be_described_stops_alone(
+    running: bool, make_pair: MakePair, cluster_factory: Any
+) -> None:
+    """The brokers hide it, as if it did not exist."""
+    new = await with_an_authorizer(cluster_factory, "3.9.1")
+    pair: Pair = await make_pair("2.8.2", new)
+    topic, other = pair.topic, await pair.add_topic()
+    login = {"new": by_sasl(new), "new_security": USER}
+    for each in (topic, other):
+        await pair.fill(20, topic=each)
+    await pair.catch_up(**login)
+    mirror = pair.mirror(topics=[], pattern=f"{topic}|{other}", **login)
+
+    async def hidden() -> bool:
+        async with KafkaClient(by_sasl(new), security=USER) as client:
+            return topic not in await client.list_topics()
+
+    async def copy() -> None:
+        async with mirroring(mirror):
+            if running:
+                await pair.fill(10, topic=topic)
+                await wait_until_async(lambda: mirror.records == 10, 60, "the mirror to run")
+            async with denied(new, ResourceType.TOPIC, topic, ACLOperation.DESCRIBE):
+                await wait_until_async(hidden, 60, "the brokers to know the rule")
+                await wait_until_async(lambda: topic in mirror.stopped, 60, "the topic to stop")
+                await pair.fill(10, topic=other)
+                await wait_until_async(lambda: mirror.records_of[other] == 10, 60, "the other topic")
+                mirror.stop()
+
+    stops = f"^topic '{topic}' is not mirrored: not authorised to describe topic '{topic}'; grant this user DESCRIBE on"
+    if running:
+        with pytest.raises(TopicsStopped, match=stops):
+            await copy()
+    else:
+        await pair.fill(10, topic=other)
+        async with denied(new, ResourceType.TOPIC, topic, ACLOperation.DESCRIBE):
+            await wait_until_async(hidden, 60, "the brokers to know the rule")
+            with pytest.raises(TopicsStopped, match=stops):
+                await mirror.run(until_caught_up=True)
+        assert mirror.records_of == {other: 10}
+    await pair.catch_up(**login)
+    for each in (topic, other):
+        assert len(await pair.copied(each)) == (20 if each == topic and not running else 30)

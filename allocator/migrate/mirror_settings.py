@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, Optional, Union
 
-from allocator.core.settings import DEFAULT, Number, Whole, check_path, keyword_faults
+from allocator.core.settings import DEFAULT, Number, Whole, check_path, check_topic, keyword_faults
 from allocator.core.subscription import check_pattern
 from allocator.errors import ConfigError
 from allocator.migrate.topics import SUFFIX
@@ -105,6 +105,11 @@ class MirrorSettings:
         maps = [topic for topic in self.topics if topic.endswith(SUFFIX)]
         if maps:
             faults.append(f"{maps[0]!r} is an offset map of two other clusters; a copy of it is wrong")
+        for name in filter(partial(getattr, self), ("group", "back_of")):
+            try:
+                check_topic(getattr(self, name) + SUFFIX)
+            except ConfigError as error:
+                faults.append(f"{name} {getattr(self, name)!r} is in the name of the offset map: {error}")
         if self.back_of == self.group:
             faults.append(
                 f"back_of is the group of this mirror itself, {self.group!r}: give it another group (--group)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from allocator.core.settings import DEFAULT
 from allocator.errors import ConfigError
@@ -77,3 +77,12 @@ class Access(Clusters):
         """Raises if the group may have members that the command would not find."""
         if not self.nowhere and group not in self.kafka_groups:
             await check_members_known(self, group)
+
+
+def security_of(config: Optional[str], *, target: bool = False) -> Optional[dict[str, Any]]:
+    """Returns TLS and SASL of the settings file `config`, with the environment variables as in `Access.of`."""
+    if config is None:
+        return None
+    from allocator.daemon import load_security
+
+    return load_security(config, target=target) or None

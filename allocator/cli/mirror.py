@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 import click
 
-from allocator.cli.access import NOWHERE, Access
+from allocator.cli.access import NOWHERE, security_of
 from allocator.cli.options import Seconds, config_option, repeated, root_option
 from allocator.cli.output import duration
 from allocator.cli.progress import Meter, is_shown, progress, quiet_option, say
@@ -150,8 +150,8 @@ def mirror(
     settings["root"] = settings["root"] or DEFAULT["root"]
     if settings["zookeeper"] == NOWHERE:
         settings.update(zookeeper=None, nowhere=True)
-    settings["old_security"] = Access.of(config).security
-    settings["new_security"] = Access.of(to_config, target=True).security
+    settings["old_security"] = security_of(config)
+    settings["new_security"] = security_of(to_config, target=True)
     mirroring = Mirror(MirrorSettings(throttle_bytes_s=throttle and throttle * 1e6, **settings))
 
     async def run(meter: Meter) -> None:

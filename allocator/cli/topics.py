@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import click
 
-from allocator.cli.access import Access
+from allocator.cli.access import security_of
 from allocator.cli.options import NOTHING_CHANGED, config_option, execute_option, json_option, repeated
 from allocator.cli.output import Listing, console, print_json
 from allocator.errors import ConfigError
@@ -54,8 +54,8 @@ def copy_command(
         raise ConfigError("nothing to carry over: give --configs, --acls or both")
     if chosen["writers"] and not chosen["acls"]:
         raise ConfigError("--writers is about ACLs: give --acls too")
-    chosen["old_security"] = Access.of(config).security
-    chosen["new_security"] = Access.of(to_config, target=True).security
+    chosen["old_security"] = security_of(config)
+    chosen["new_security"] = security_of(to_config, target=True)
     found = asyncio.run(carry_over(old, new, names, execute=execute, **chosen))
     if as_json:
         print_json({**found.to_json(), "executed": execute})

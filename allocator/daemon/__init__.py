@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from allocator import lazy_names
 
 if TYPE_CHECKING:
-    from allocator.daemon.config import Config, load
+    from allocator.daemon.config import Config, load, load_security
     from allocator.daemon.daemon import Daemon
     from allocator.daemon.logs import configure_logs
     from allocator.daemon.preflight import try_servers
@@ -21,7 +21,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
     __getattr__ = lazy_names(
         __name__,
         {
-            "config": "Config load",
+            "config": "Config load load_security",
             "daemon": "Daemon",
             "preflight": "try_servers",
             "logs": "configure_logs",

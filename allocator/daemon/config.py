@@ -390,16 +390,8 @@ def load(
     ALLOCATOR_TO. `also` adds the faults of further checks. Raises ConfigError that lists every fault: its place, the
     value, and the allowed values.
     """
-    source = os.fspath(path)
-    if not source:
-        raise ConfigError("the name of the settings file is empty")
-    try:
-        document = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"{source}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # also for a number of 5,000 digits, and arrays within arrays
-        raise ConfigError(f"{source}: is not TOML: {error}") from error
-    reader = SettingsReader(SECTIONS, source, TARGET_PREFIX if target else PREFIX)
+    document = _document(path)
+    reader = SettingsReader(SECTIONS, os.fspath(path), TARGET_PREFIX if target else PREFIX)
     found = os.environ if environ is None else environ
     others = () if target else (f"{TARGET_PREFIX}_",)
     config = Config(**reader.read(document, {name: found[name] for name in found if not name.startswith(others)}))
@@ -407,6 +399,41 @@ def load(
     also(config, reader)
     reader.faults.raise_if_any()
     return config
+
+
+@dataclass(frozen=True)
+class _SecuritySection(KafkaSection):
+    """[kafka] of a file from which a command reads only TLS and SASL."""
+
+    brokers: Any = shared("brokers", required=False)
+
+
+def load_security(
+    path: str | os.PathLike[str], environ: Mapping[str, str] | None = None, *, target: bool = False
+) -> dict[str, Any]:
+    """Loads TLS and SASL of Kafka as `load` does, from a file that may have no other settings."""
+    prefix = TARGET_PREFIX if target else PREFIX
+    reader = SettingsReader({"kafka": _SecuritySection}, os.fspath(path), prefix)
+    document = {name: value for name, value in _document(path).items() if name == "kafka" or name not in SECTIONS}
+    found = os.environ if environ is None else environ
+    variables = {name: found[name] for name in found if name.startswith(f"{prefix}_KAFKA_")}
+    kafka: KafkaSection = reader.read(document, variables)["kafka"]
+    _check_kafka_security(kafka, reader)
+    reader.faults.raise_if_any()
+    return kafka.security()
+
+
+def _document(path: str | os.PathLike[str]) -> dict[str, Any]:
+    source = os.fspath(path)
+    if not source:
+        raise ConfigError("the name of the settings file is empty")
+    try:
+        found: dict[str, Any] = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # also for a number of 5,000 digits, and arrays within arrays
+        raise ConfigError(f"{source}: is not TOML: {error}") from error
+    return found
 
 
 # keywords of `Consumer` whose setting in the file is not "group.<name>"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from allocator.cli.commands import main
 from allocator.errors import ConfigError
 from allocator.migrate.mirror_settings import MirrorSettings
 
@@ -37,3 +40,16 @@ def test_an_invalid_setting_is_refused_by_its_name(changed: dict[str, Any], mess
 
 def test_a_caller_may_state_that_no_ensemble_has_members() -> None:
     MirrorSettings(**VALID, sync_group_offsets="r.*", back_of="h", nowhere=True).check()
+
+
+def test_a_file_needs_only_how_to_connect(tmp_path: Path) -> None:
+    """The command is refused for another reason, before it connects."""
+    command = ["mirror", "a:1", "b:1", "--membership", "kafka"]
+    file = tmp_path / "security.toml"
+    for option in ("--config", "--to-config"):
+        file.write_text('[kafka]\nsecurity_protocol = "SSL"\n')
+        done = CliRunner().invoke(main, [*command, option, str(file)])
+        assert (done.exit_code, "no topic to mirror" in done.stderr) == (2, True)
+        file.write_text('[kafak]\nsecurity_protocol = "SSL"\n')
+        done = CliRunner().invoke(main, [*command, option, str(file)])
+        assert (done.exit_code, "did you mean [kafka]?" in done.stderr) == (2, True)

@@ -116,16 +116,13 @@ class CutoverClusters(NamedTuple):
         return pairs
 
     async def back(self, group: str) -> None:
-        """Commits the group's progress on the new cluster to the old one."""
+        """Commits the group's progress on the new cluster to the old one, where it goes back in no partition."""
         await self.map.refresh()
         done = await self.committed(self.plan.new(group))
         async with self.plan.old(group).opened() as old:
-            offsets = {}
             before = await old.committed(self.partitions(self.old))
-            for each, target in done.items():
-                source = self.map.positions(each).source(target)
-                if source is not None:
-                    offsets[each] = max(source, before.get(each, 0))
+            sources = {each: self.map.positions(each).source(target) for each, target in done.items()}
+            offsets = {each: at for each, at in sources.items() if at is not None and at > before.get(each, -1)}
             await old.refuse_members()
 
             async def beyond() -> dict[TopicPartition, int]:
@@ -136,7 +133,7 @@ class CutoverClusters(NamedTuple):
             # copied. What comes after that on the old cluster was never read
             for each, at in (await until_empty(beyond, COPIED_S, lambda _: None)).items():
                 log.warning("%s:%d: the group has read other records than the mirror's; it goes back to %d", *each, at)
-                offsets[each] = at
+                offsets[each] = max(at, before.get(each, 0))
             await old.commit(offsets, "rolled back")
 
 
@@ -264,6 +261,11 @@ class Cutover:
     async def rollback(self) -> None:
         """Moves the groups back to the old cluster. Raises CutoverFailed after step `NO_RETURN`."""
         with self._alone() as done:
+            last = None if done else self._state.archived("rolled-back")
+            if last is not None:  # this run follows one that was killed at its end
+                self._remove_restore_files()
+                self._on_step("rollback", f"it was done before, by a run that left {last}")
+                return
             if not done:
                 raise CutoverFailed(f"nothing to undo: {self.plan.path} has not begun, there is no {self.plan.state}")
             if not self.may_roll_back():
@@ -320,6 +322,9 @@ class Cutover:
     def _archive(self, why: str) -> None:
         """Renames the state file, so that the plan can be run again."""
         self._state.archive(why)
+        self._remove_restore_files()
+
+    def _remove_restore_files(self) -> None:
         for group in self.plan.groups:
             self._restore_file(group).unlink(missing_ok=True)
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import fcntl
 import os
+import re
 import secrets
 import socket
 import time
@@ -116,6 +117,13 @@ class CutoverState:
         self.check_unchanged()
         if self.path.exists():
             self.path.replace(self.path.with_suffix(f".{why}-{int(time.time())}"))
+
+    def archived(self, why: str) -> Path | None:
+        """Returns the last archive, if that was its reason; None also if there is none."""
+        name = re.compile(re.escape(self.path.stem) + r"\.([a-z-]+)-(\d+)")
+        found = filter(None, (name.fullmatch(path.name) for path in self.path.parent.iterdir()))
+        at, last = max(((int(match[2]), match[1]) for match in found), default=(0, ""))
+        return self.path.with_suffix(f".{last}-{at}") if last == why else None
 
 
 def _now() -> str:

@@ -180,6 +180,35 @@ async def test_a_rollback_returns_to_what_the_mirror_has_copied(
     assert (await committed(world.old, world.group, world.topic))[0] == 90
 
 
+async def test_a_rollback_that_is_run_again_sets_no_group_back(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed when it had moved the group, which reads on. The mirror has ended."""
+    monkeypatch.setattr(cutover, "COPIED_S", 1.0)
+    world = await make_world()
+    at, plan = TopicPartition(world.topic, 0), world.plan()
+    with zookeeper_client(world.old.zookeeper) as client:
+        client.ensure_path(f"/{world.group}")
+    await world.write(world.old, 90, [0])
+    await commit(world.old, world.group, {at: 90})
+    async with mirroring(world.mirror()):
+        await mirror_checked(plan)
+        await Cutover(plan).run(until="start")
+    state = Cutover(plan).plan.state
+    before = state.read_bytes()
+    await Cutover(plan).rollback()
+    state.write_bytes(before)  # as it was until the end of the rollback
+    await world.write(world.old, 20, [0])
+    await commit(world.old, world.group, {at: 105})
+    await Cutover(plan).rollback()
+    assert (await committed(world.old, world.group, world.topic))[0] == 105
+    shown: list[str] = []
+    await Cutover(plan, lambda _, text: shown.append(text)).rollback()
+    (text,) = shown
+    assert "was done before" in text
+    assert not await asyncio.to_thread(state.exists)
+
+
 async def test_a_plan_without_a_topic_that_the_group_reads_is_refused(make_world: Any) -> None:
     """Once, the group skipped or repeated the records of that topic on the new cluster."""
     world = await make_world()

@@ -328,7 +328,7 @@ class Oracle:
             raise Broken(f"{member} commits {partition}@{offset}, but nobody got {unread}")
         if before is not None and before.log is log and offset < before.offset:
             licences = self.licences[partition]
-            licence = next((each for each in licences if each <= offset), None)
+            licence = max((each for each in licences if each <= offset), default=None)
             if licence is None and not any(each <= offset for each in self.commands[partition].values()):
                 raise Broken(f"{member} sets {partition} back from {before.offset} to {offset}")
             if licence is not None:

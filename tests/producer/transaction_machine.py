@@ -11,7 +11,7 @@ import asyncio
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 from unittest import mock
@@ -72,6 +72,10 @@ class TransactionOracle:
         """Seeks of operators: the place in `returns`, and what is committed since, or has a result."""
         self.cut_at: dict[TopicPartition, int] = {}
         """The era of the last cut."""
+        self.cut_in: dict[TopicPartition, Any] = {}
+        """What `state` returned then."""
+        self.state: Callable[[TopicPartition], Any] = lambda _: None
+        """Returns the tenure of a partition, and how often its log was found to be cut."""
         self.views: dict[Any, Any] = {}  # none, for `ProgressMachine`
 
     def __getattr__(self, name: str) -> Any:
@@ -111,7 +115,8 @@ class TransactionOracle:
             if done and self.eras[partition] == self.returns[partition][place].first and not found:
                 raise Broken(f"the seek of {partition} to {offset} is done, and {stored} are committed since")
             era = self.eras[partition] = self.eras[partition] + 1
-            self.returns[partition][place] = self.returns[partition][place]._replace(last=era)
+            last = era if done else math.inf  # one that a later command has replaced may never come
+            self.returns[partition][place] = self.returns[partition][place]._replace(last=last)
 
     def allows(self, partition: TopicPartition, offset: int, before: int, now: int) -> bool:
         """Whether what was there in the era `before` may be there again, from this offset on, in the era `now`."""
@@ -144,12 +149,17 @@ class TransactionOracle:
         self.stored[partition] = Stored(log, offset, era)
         if log is not self.cluster.content[partition]:
             return  # it names its topic
-        # after a cut, a commit may be under way, or of records that were read before; at the end, none may be missing
-        if not any(each.last == math.inf for each in self.returns[partition]):
-            if offset > log.end:
+        # it was under way when the log was cut, or the owner does not know of the cut yet
+        cut = self.cut_at.get(partition, 0)
+        under_way = cut and (
+            writer.begun.get(partition, 0) < cut or self.state(partition) == self.cut_in.get(partition)
+        )
+        missing = [at for at in self.missing(log) if at < offset]
+        if offset > log.end:
+            if not under_way and not any(each.last == math.inf for each in self.returns[partition]):
                 raise Broken(f"{partition}: {offset} is committed, beyond the end {log.end}")
-            if missing := [at for at in self.missing(log) if at < offset]:
-                raise Broken(f"{partition}: {offset} is committed, and {missing} have no result")
+        elif missing and not under_way:
+            raise Broken(f"{partition}: {offset} is committed, and {missing} have no result")
         if former is None or former.log is not log:
             return
         if offset < former.offset and not self.allows(partition, offset, former.era, era):
@@ -243,7 +253,14 @@ class TransactionMachine(ProgressMachine):
         self.pause_s, self.reset, self.auto, self.sink = pause_s, "earliest", False, None
         cluster = TransactionCluster(ids)
         cluster.latency_s, cluster.ends = latency_s, self._ends
-        self._begin(cluster, TransactionOracle(cluster), empty=False)
+        oracle = TransactionOracle(cluster)
+        oracle.state = self._state
+        self._begin(cluster, oracle, empty=False)
+
+    def _state(self, partition: TopicPartition) -> Any:
+        owner = self.owners[partition]
+        tenure = None if owner is None else owner.consumer._member.state.assignment.get(partition)
+        return None if tenure is None else (id(tenure), tenure.replaced)
 
     def _ends(self, writer: Open) -> None:
         try:
@@ -312,6 +329,7 @@ class TransactionMachine(ProgressMachine):
             self.oracle.excused[log] = min(self.oracle.excused[log], end)
             self.oracle.goes_back(partition, 0, at_once=False)
             self.oracle.cut_at[partition] = self.cluster.eras[partition]
+            self.oracle.cut_in[partition] = self._state(partition)
         self.go()
 
     @event(away=st.booleans(), kept=st.booleans())

@@ -374,6 +374,9 @@ class MemorySink:
             self._owners[partition] = claim
         return {p: SinkOffset(self.offsets[p]) for p in claims if p in self.offsets}
 
+    def reached(self, partition: TopicPartition) -> int:
+        return self.offsets.get(partition, -1)
+
     async def rewind(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> None:
         await asyncio.sleep(0.002)
         self.offsets[partition] = offset

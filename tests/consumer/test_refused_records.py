@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from allocator import Consumer, Record
+from allocator.sinks import SqliteSink
 from allocator.testing import FaultProxy, LocalCluster, wait_until, wait_until_async
 from tests.consumer.real_service import Service
 from tests.stored import stored_offset
@@ -103,3 +105,25 @@ async def test_a_handler_is_called_again_for_a_record_on_which_it_could_not_act(
         assert sorted(user.done) == [*range(COUNT)]
         processing.cancel()
         await asyncio.wait({processing})
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["in hand", "by record"])
+async def test_each_record_is_stored_once_in_a_sink_although_the_reader_could_not_act_on_one(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, named: bool, tmp_path: Path
+) -> None:
+    service = Service(kafka_cluster, topic_factory(1), group, partitions=1)
+    await service.produce(0, COUNT)
+    proxy = FaultProxy(int(kafka_cluster.zookeeper.rpartition(":")[2]))  # type: ignore[union-attr]
+    stored: list[int] = []
+    sink = SqliteSink(tmp_path / "sink.db")
+    async with proxy, service.consumer(zookeeper=proxy.address, sink=sink) as consumer:
+        user = User(consumer, proxy, named=named)
+        while len({*stored}) < COUNT:
+            for record in await read(consumer, "getmany"):
+                await asyncio.to_thread(user.acts_on, record)
+                if record.offset not in user.done:
+                    break
+                if named and not consumer.may_act(record):
+                    continue
+                await sink.write_async(record, lambda _, unit: stored.append(unit.offset))
+    assert stored == [*range(COUNT)]

@@ -438,9 +438,9 @@ class ConsumerBase:
         lasts. Without a group (`membership="fixed"`), whether this member owns its partition.
 
         A record for which it returns False is not done. If the partition stays here, the record comes again once the
-        lease is renewed, unless the reader awaits `until_may_act`, or a later answer for this record is True. Without
-        `record`, all records in hand come again, if the reader asks, or a task that it has started. With a sink, a
-        reader need not ask: the sink refuses the write, and no record comes again.
+        lease is renewed, and so do those after it in hand, for which it is False, too. That ends if the reader awaits
+        `until_may_act`, or the answer for the first of them is True later. Without `record`, all records in hand come
+        again that the sink has not stored, if the reader asks, or a task that it has started.
         """
         hold, member = self._member.hold_of_call, self._member
         if record is None or (hold is not None and hold.is_of(record)):
@@ -448,16 +448,14 @@ class ConsumerBase:
         else:
             tenure = member.state.assignment.get(TopicPartition(record.topic, record.partition))
             may_act = tenure is not None and tenure.fence == record.fence and member.membership.may_act()
-        if hold is None and member.sink is not None:
-            return may_act
         if record is not None:
             offset = record.base_offset if isinstance(record, Batch) else record.offset
-            member.state.answer(record, offset, may_act)  # also for a call whose context a thread lacks
+            may_act = member.state.answer(record, offset, may_act)  # also for a call whose context a thread lacks
         # a record of a retry topic names the partition that it is from
         if hold is not None and (record is None or (record.topic, record.partition) != hold.tenure.partition):
             hold.answer_call(may_act)
         elif record is None and not may_act and self._reading.may_be_asked():
-            member.state.reader.refuse_all()
+            member.state.reader.refuse_all(*(() if member.sink is None else (member.sink.reached,)))
         return may_act
 
     async def until_may_act(self) -> None:

@@ -420,6 +420,9 @@ class SinkMember:
             p: OffsetAndMetadata(at.offset, stamped("", claims[p].topic_id), at.leader_epoch) for p, at in found.items()
         }
 
+    def reached(self, partition: TopicPartition) -> int:
+        return self._sink.reached(partition)
+
     async def pass_by(self, unit: Batch | Record) -> None:
         await self._sink.pass_by(unit)
 

@@ -44,6 +44,9 @@ class OffsetSink(Protocol):
         `confirm` returns whether the claims were still valid after its call. Raises AllocatorError.
         """
 
+    def reached(self, partition: TopicPartition) -> int:
+        """Returns the offset after what this owner has stored; -1 if nothing is stored."""
+
     async def rewind(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> None:
         """Sets the offset of a partition back, so that later records can be stored again. Raises AllocatorError."""
 

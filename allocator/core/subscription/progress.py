@@ -40,12 +40,13 @@ class Hold:
         self.refused: set[int] = set()
         """Offsets of records on which their user was told not to act, so that they are not done."""
 
-    def answer(self, offset: int, may_act: bool) -> None:
-        """Notes whether the user may act on a record."""
+    def answer(self, offset: int, may_act: bool) -> bool:
+        """Notes and returns whether the user may act on a record."""
         if may_act:
             self.refused.discard(offset)
         else:
             self.refused.add(offset)
+        return may_act
 
     @property
     def has_outlived(self) -> bool:
@@ -436,13 +437,15 @@ class ReaderHold(Hold):
         if self.has_outlived:
             self._reader.note_outlived(self)
 
-    def answer(self, offset: int, may_act: bool) -> None:
-        if self._first is not None and offset >= self._first:  # else it was done before
-            super().answer(offset, may_act)
+    def answer(self, offset: int, may_act: bool) -> bool:
+        if self._first is None or offset < self._first:  # it was done before
+            return may_act
+        # a record after one that comes again comes again, too
+        return super().answer(offset, may_act and not any(each < offset for each in self.refused))
 
-    def refuse_all(self) -> None:
+    def refuse_from(self, offset: int) -> None:
         if self._first is not None:
-            self.refused.add(self._first)
+            self.refused.add(max(offset, self._first))
 
     def finish(self) -> None:
         self.busy = False
@@ -495,10 +498,11 @@ class ReaderHolds:
         """The tenures of which the reader has records, except those that were replaced by a seek."""
         return frozenset(hold.tenure for hold in self._holds if not hold.void)
 
-    def refuse_all(self) -> None:
-        """Called when the reader was told that it may not act on its records."""
+    def refuse_all(self, stored: Callable[[TopicPartition], int] = lambda _: 0) -> None:
+        """Called when the reader was told that it may not act on its records. Those before the `stored` offsets are
+        done all the same."""
         for hold in list(self._holds):  # a thread may ask
-            hold.refuse_all()
+            hold.refuse_from(stored(hold.tenure.partition))
 
     def allow_all(self) -> None:
         """Called when the reader has waited until it may act on its records."""

@@ -122,12 +122,14 @@ class SubscriptionState(Tenures[TopicPartitionState]):
             if tenure.handled_from is not None and are_gone(tp.topic):
                 tenure.handled_from = None
 
-    def answer(self, record: Any, offset: int, may_act: bool) -> None:
-        """Notes whether the user may act on a record or batch at this offset, for whoever works on it."""
+    def answer(self, record: Any, offset: int, may_act: bool) -> bool:
+        """Notes for whoever works on it whether the user may act on a record or batch at this offset. Returns False
+        also if a record before it comes again."""
         tenure = self.assignment.get(TopicPartition(record.topic, record.partition))
         for hold in () if tenure is None else list(tenure.holds):  # a thread may ask
             if hold.tenure is tenure and not hold.void and hold.is_of(record):
-                hold.answer(offset, may_act)
+                may_act = hold.answer(offset, may_act)
+        return may_act
 
     def is_in_doubt(self, partition: TopicPartition) -> bool:
         """Returns whether the topic of an owned partition may have been created again."""

@@ -125,6 +125,9 @@ class TransactionalSink(Generic[Connection]):
 
     # -- effects -------------------------------------------------------------------------------------------------
 
+    def reached(self, partition: TopicPartition) -> int:
+        return self._reached.get(partition, -1)
+
     def write(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
         """Calls `effects(connection, unit)` and stores the offset after `unit`, in one transaction.
 

@@ -402,21 +402,7 @@ class Copying(RebalanceListener):
                     f"{self._settings.group}: no valid lease, so another process may own the partitions", retriable=True
                 )
             await self._clusters.map.flush()
-            await self._commit_permitted(offsets)
-
-    async def _commit_permitted(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commits these offsets. Stops the topics whose offsets this user may not commit."""
-        denied: frozenset[str] = frozenset()
-        while left := {each: offset for each, offset in offsets.items() if each.topic not in denied}:
-            try:
-                await self._consumer.commit(left)
-                return
-            except CommitFailed as error:
-                if not error.denied:
-                    raise
-                denied |= error.denied
-            for topic in sorted(denied):
-                self._stop(topic, Stop(str(TopicAuthorizationFailed(topic)), Remedy.UNFIT))
+            await _commit_permitted(self._consumer, offsets, self._stop)
 
     async def _pass_markers(self, partition: TopicPartition) -> None:
         """Moves the position past invisible records, such as transaction markers, at the end of the old log."""
@@ -535,7 +521,7 @@ class Copying(RebalanceListener):
                 )
         moved = {each: copy.commit for each, copy in copies.items() if taken[each].seek}
         if moved:
-            await self._commit_permitted(moved)
+            await _commit_permitted(self._consumer, moved, self._stop)
             copies = {each: copy for each, copy in copies.items() if self._topics.is_mirrored(each.topic)}
         for partition in copies:
             self._consumer.seek(partition, taken[partition].position)
@@ -619,6 +605,23 @@ class Copying(RebalanceListener):
             loss = SourceLoss(partition, error.offset, ends.start - 1)
             self._report.count_lost(loss, self._clusters.map.incarnation(partition).number)
         self._consumer.seek(partition, max(ends.start, error.offset))
+
+
+async def _commit_permitted(
+    consumer: SourceConsumer, offsets: Mapping[TopicPartition, OffsetAndMetadata], stop: Callable[[str, Stop], None]
+) -> None:
+    """Commits these offsets. Stops the topics whose offsets this user may not commit."""
+    denied: frozenset[str] = frozenset()
+    while left := {each: offset for each, offset in offsets.items() if each.topic not in denied}:
+        try:
+            await consumer.commit(left)
+            return
+        except CommitFailed as error:
+            if not error.denied:
+                raise
+            denied |= error.denied
+        for topic in sorted(denied):
+            stop(topic, Stop(str(TopicAuthorizationFailed(topic)), Remedy.UNFIT))
 
 
 async def _leaderless(

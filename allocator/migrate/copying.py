@@ -389,11 +389,15 @@ class Copying(RebalanceListener):
                 if partition in self._copies:
                     await self._pass_markers(partition)
             # taken before the flush: the commit must not contain batches that are acknowledged during the flush. The
-            # committed offsets of a topic that lost records stay as evidence for the next start
+            # committed offsets of a topic that lost records stay as evidence for the next start. A commit of a deleted
+            # partition is tried again for seconds, and delays those of all others
+            old = client_of(self._consumer)
             offsets = {
                 each: self._copies[each].commit
                 for each in partitions
-                if each in self._copies and not self._report.is_lost(each.topic)
+                if each in self._copies
+                and not self._report.is_lost(each.topic)
+                and each.partition in (old.partitions(each.topic) or ())
             }
             if not offsets:
                 return

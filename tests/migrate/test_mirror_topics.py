@@ -213,6 +213,27 @@ async def test_a_partition_without_a_leader_stops_no_other(
     await pair.assert_equal()
 
 
+async def test_topics_that_are_deleted_delay_no_commit(make_pair: MakePair, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, each commit of all partitions tried theirs again and again, and so did each rebalance."""
+    pair = await make_pair("3.9.1", "4.1.1")
+    deleted = [await pair.add_topic() for _ in range(3)]
+    for topic in pair.topics:
+        await pair.fill(10, topic=topic)
+    mirror = pair.mirror(topics=[], pattern="|".join(pair.topics))
+
+    async def reached(end: int) -> bool:
+        return await committed(pair.old, pair.group, pair.topic) == {0: end}
+
+    async with mirroring(mirror):
+        await wait_until_async(lambda: mirror.records == 40, 60, "the records")
+        for end, topic in zip((20, 30, 40), deleted):
+            await asyncio.to_thread(pair.old.delete_topic, topic)
+            await pair.fill(10)
+            await wait_until_async(lambda end=end: reached(end), 60, "the commit")
+    # the first commit after a deletion learns of it
+    assert sum("commit failed" in each.message for each in caplog.records) <= len(deleted)
+
+
 async def test_a_mirror_with_a_goal_copies_all_others_and_waits_for_a_partition_without_a_leader(
     make_pair: MakePair, cluster_factory: Callable[..., LocalCluster]
 ) -> None:

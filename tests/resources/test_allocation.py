@@ -205,6 +205,24 @@ async def test_a_resource_function_is_called_again_and_its_failure_changes_nothi
         assert not allocation.may_act("eu")
 
 
+@pytest.mark.parametrize("deleted", ["left", "claims/{}"])
+async def test_a_member_that_leaves_for_good_frees_its_resources_though_a_znode_was_deleted(
+    zk_chroot: str, group: str, deleted: str
+) -> None:
+    a, b = (
+        Allocation(list("rstuvw"), group=group, zookeeper=zk_chroot, instance_id=name, restart_grace_s=600)
+        for name in ("a", "b")
+    )
+    zk = ZooKeeperClient(zk_chroot)
+    await zk.connect()
+    async with a, b:
+        await wait_until_async(lambda: len(a.held) == len(b.held) == 3, 30, "each half")
+        await zk.delete(f"{ROOT}/{group}/{deleted.format(b.member_id)}")
+        await b.close(restart=False)
+        await wait_until_async(lambda: len(a.held) == 6, 30, lambda: str(a.held))
+    await zk.close()
+
+
 async def test_commands_and_restarts_are_as_in_any_group(zk_chroot: str, group: str) -> None:
     """A resource is the partition 0 of a topic of its name, whatever its characters are."""
     names = [f"queue {number}/\u00e4" for number in range(12)]

@@ -191,12 +191,17 @@ class ZooKeeperMembership(SessionMembership):
             empty = Claim(written.revision, NO_PARTITIONS, written.generation)
             ops.append(Op("set", claim, empty.encode(self.member_id)))
         ops.append(Op("delete", claim))
-        if self._info.instance_id is not None and ((self._for_good and self._leaving) or self._polls.silent):
-            # a member whose user does not poll must not keep partitions reserved either
-            ops.insert(0, Op("create", self._store.paths.left_mark(self.member_id)))
+        # a member whose user does not poll must not keep partitions reserved either
+        ends = self._info.instance_id is not None and ((self._for_good and self._leaving) or self._polls.silent)
+        mark = self._store.paths.left_mark(self.member_id)
+        if ends:
+            ops.insert(0, Op("create", mark))
         try:
             await self._zk.multi(ops)
         except ZooKeeperError:  # an operator deleted one of the znodes
+            with contextlib.suppress(ZooKeeperError):
+                if ends and await self._zk.exists(self._store.paths.base) is not None:  # or a deleted group came back
+                    await self._zk.ensure_path(mark)
             await self._znodes.delete()
         if self._measured is not None:
             with contextlib.suppress(ZooKeeperError):

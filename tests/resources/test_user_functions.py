@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import re
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from allocator.protocols.zookeeper import decision
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.resources import Hold
 from allocator.resources.allocation import ROOT
-from allocator.testing import wait_until_async
+from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
 
 NAMES = [f"n{number:02}" for number in range(12)]
@@ -203,6 +204,16 @@ async def test_a_process_ends_while_its_function_hangs(zk_chroot: str, group: st
     command = [sys.executable, "-c", HANGING, zk_chroot, group]
     result = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30)
     assert (result.returncode, result.stdout, result.stderr) == (0, "over\n", "")
+
+
+@pytest.mark.servers
+async def test_a_write_that_the_servers_refuse_for_its_size_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    names = [random.Random(number).randbytes(16).hex() for number in range(10_000)]  # does not compress
+    with LocalCluster(None, zookeepers=1, tick_ms=500, jvm_options=["-Djute.maxbuffer=100000"]) as cluster:
+        assert cluster.zookeeper is not None
+        async with started(Allocation(names, group="g", zookeeper=cluster.zookeeper, session_timeout_s=4)):
+            text = r"g: the connection to ZooKeeper was lost twice at a write of \d{6} bytes.* jute.maxbuffer"
+            await wait_until_async(lambda: re.search(text, caplog.text), 60, "the hint")
 
 
 async def test_a_held_resource_delays_no_other_one(zk_chroot: str, group: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from allocator.assignors import LoadReport
 from allocator.documents import SMALL_PARTITIONS, Counts, InflateBudget, InvalidZnode, quick
 from allocator.protocols.zookeeper.client.client import (
+    ConnectionLost,
     NotAuthorized,
     NoZnode,
     Op,
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 
 # one thread, so that only one znode at a time needs the memory for decoding
 _LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decode")
+LARGE_REQUEST_BYTES = 64 << 10  # no ensemble refuses a smaller request
 
 
 class Store:
@@ -56,6 +58,7 @@ class Store:
     def __init__(self, zk: ZooKeeperClient, paths: Paths) -> None:
         self.zk = zk
         self.paths = paths
+        self._lost = 0  # losses of the connection since the assignment was last written
         self._swept = False  # whether this process has deleted all old shards, and has created none since
 
     async def prepare(self) -> None:
@@ -238,20 +241,38 @@ class Store:
         """
         data = await computed(document.encode, sum(map(len, document.owners.values())) >= SMALL_PARTITIONS)
         head, shards = split(data, document.leader, document.revision)
-        for name, piece in shards.items():
-            with contextlib.suppress(ZnodeExists):
-                await self.zk.create(f"{self.paths.shards}/{name}", piece)
         kind = "create" if version < 0 else "set"
         # claims check both versions, because the version of the assignment starts again if its znode is deleted
         # each member reads the changes, so they are of use only if they are smaller than the document
         noted = b"" if changes is None or len(data) < self.WHOLE_BYTES else changes.encode(len(data))
         counted = Op("set", self.paths.base, noted, version=document.writes - 1)
-        zxid = await self.zk.multi([Op(kind, self.paths.assignment, head, version), counted])
+        with self._losses_explained(max(map(len, (head, noted, *shards.values())))):
+            for name, piece in shards.items():
+                with contextlib.suppress(ZnodeExists):
+                    await self.zk.create(f"{self.paths.shards}/{name}", piece)
+            zxid = await self.zk.multi([Op(kind, self.paths.assignment, head, version), counted])
         # most documents have no shards; then a request for the list of shards would only delay the leader
         if shards or not self._swept:
             await self._sweep(set(shards), document.revision)
             self._swept = not shards
         return zxid
+
+    @contextlib.contextmanager
+    def _losses_explained(self, size: int) -> Iterator[None]:
+        """Names `jute.maxbuffer` when the connection is lost twice in a row at a large write: the servers close it."""
+        try:
+            yield
+        except ConnectionLost:
+            self._lost += 1
+            if self._lost == 2 and size >= LARGE_REQUEST_BYTES:
+                log.error(
+                    "%s: the connection to ZooKeeper was lost twice at a write of %d bytes. A server closes it if a "
+                    "request exceeds its jute.maxbuffer, and logs 'Len error'; set that to 1 MiB, the default, or more",
+                    self.paths.group,
+                    size,
+                )
+            raise
+        self._lost = 0
 
     async def _sweep(self, keep: set[str], revision: int) -> None:
         """Deletes the shards of earlier documents. Keeps the shards of later revisions: while this leader was paused

@@ -370,8 +370,9 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _NAME,
         None,
         "Name of this process that it keeps over restarts; each process needs its own. With `kafka`: a static member "
-        "(KIP-345, brokers from 2.3), whose partitions wait for the session timeout. With `zookeeper`: takes effect "
-        "together with `restart_grace_s`.",
+        "(KIP-345, brokers from 2.3), whose partitions wait for the session timeout; a process that takes over the "
+        "name of one that still runs may act beside it for up to the session timeout (classic protocol). With "
+        "`zookeeper`: takes effect together with `restart_grace_s`.",
     ),
     "restart_grace_s": Setting(
         Number(0, 86400),

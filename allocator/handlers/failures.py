@@ -9,7 +9,15 @@ from typing import Any
 from allocator.core.aio import first_of, wait_for_event
 from allocator.core.telemetry import Measures
 from allocator.core.text import shown
-from allocator.errors import AllocatorError, BrokerError, Fenced, HandlerFailed, SinkBehind, TopicNotFound
+from allocator.errors import (
+    AllocatorError,
+    AlreadyStored,
+    BrokerError,
+    Fenced,
+    HandlerFailed,
+    SinkBehind,
+    TopicNotFound,
+)
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.guard import KeptBack, Quarantined, Skipped
 from allocator.handlers.handlers import HandlerMisuse
@@ -23,6 +31,7 @@ from allocator.types import Record
 
 log = logging.getLogger(__name__)
 
+OUT_OF_STEP = (AlreadyStored, SinkBehind)  # what a sink raises if its offset is not where the records in hand begin
 TOO_LARGE = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 
 
@@ -72,7 +81,7 @@ class Failures:
             return Action.DEAD_LETTER
         if isinstance(error, Skipped):
             return Action.SKIP
-        if isinstance(error, (HandlerMisuse, SinkBehind)):
+        if isinstance(error, (HandlerMisuse, *OUT_OF_STEP)):
             return Action.STOP
         action = self._policy.action(error)
         # by default, an exception such as SystemExit ends the process and does not concern the record
@@ -119,8 +128,8 @@ class Failures:
         where = worker.where(offset)
         if isinstance(error, Skipped):
             return True
-        if isinstance(error, SinkBehind):
-            raise error  # the record did not fail: a new start stores the records before it again, and then this one
+        if isinstance(error, OUT_OF_STEP):
+            raise error  # the record did not fail: a new start continues where the sink is
         if action is Action.SKIP:
             log.error("%s; skipping it", failed.what, extra=where, exc_info=shortened(error))
             self._measures.records_skipped += 1

@@ -20,6 +20,7 @@ from allocator.daemon.daemon import Daemon
 from allocator.daemon.logs import JsonFormatter
 from allocator.errors import (
     AllocatorError,
+    AlreadyStored,
     BrokerError,
     ConfigError,
     Fenced,
@@ -346,6 +347,22 @@ async def test_a_record_that_a_sink_fenced_is_no_dead_letter() -> None:
         assert isinstance(await it.failed(), HandlerFailed)
     assert letters.records == []
     assert cluster.committed == {PARTITION: 5}
+
+
+async def test_a_batch_that_a_sink_has_stored_in_part_makes_no_dead_letters() -> None:
+    """Its handler writes record by record, and fails once: a redrive would store the first effects twice."""
+    cluster, letters, calls = Cluster(records=8), Letters(), 0
+
+    async def handle(batch: Any) -> None:
+        nonlocal calls
+        calls += 1
+        raise ConnectionError("once") if calls == 1 else AlreadyStored(PARTITION, 0, 3)
+
+    async with running(cluster, handle, letters, by_batch=True) as it:
+        assert isinstance(await it.failed(), AlreadyStored)
+    assert letters.records == []
+    assert calls == 2
+    assert cluster.committed.get(PARTITION, 0) == 0
 
 
 async def test_a_batch_that_fails_for_good_becomes_dead_letters_as_a_whole() -> None:

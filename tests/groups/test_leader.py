@@ -74,7 +74,7 @@ async def releasing(hosts: str, group: str) -> AsyncIterator[Releasing]:
     """Runs a leader that waits for two members, and that would wait for hours to write their releases together."""
     async with stored(hosts, group, Releasing) as store:
         for member, parts in HELD.items():
-            await store.zk.create(store.paths.claim(member), Claim(1, parts).encode())
+            await store.zk.create(store.paths.claim(member), Claim(1, parts).encode(), ephemeral=True)
         waiting = {member: Waiting(2, parts) for member, parts in HELD.items()}
         await store.write_document(AssignmentDocument(generation=1, revision=2, waiting=waiting), -1)
         settings = LeaderSettings(releases_s=3600.0, topic_poll_s=3600.0)
@@ -109,7 +109,7 @@ async def test_a_leader_does_not_wait_for_members_that_have_released(zk_chroot: 
     async with releasing(zk_chroot, group) as store:
         store.while_writing = release_too
         await store.release(FIRST)
-        await store.zk.create(f"{store.paths.members}/{MEMBER}")  # ends the wait for further releases
+        await store.zk.create(store.paths.member(MEMBER), ephemeral=True)  # ends the wait for further releases
         assert await revision_after_all_released(store) == 4
 
 

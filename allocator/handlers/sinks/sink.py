@@ -308,12 +308,15 @@ class TransactionalSink(Generic[Connection]):
         self._tried.pop(partition, None)
 
     def _stored(self, connection: Connection, key: Parameters, owned: _Owned) -> int:
-        """Returns the next offset; -1 if none is stored. Raises `Fenced` if the row belongs to another owner."""
+        """Returns the next offset; -1 if none is stored. Raises `Fenced` if the row belongs to another owner, and
+        `SinkBehind` if to an earlier one."""
         row = self._run(connection, SELECT, key).fetchone()
         partition = TopicPartition(key["topic"], key["part"])
         if row is None:
             raise Fenced(f"{partition.topic}:{partition.partition}: its row was deleted from table {self.table}")
         next_offset, fence, owner = row
+        if owned.fence is not None and fence is not None and fence < owned.fence:  # no later owner: it lost this one
+            raise SinkBehind(partition, -1 if next_offset is None else next_offset, self._reached.get(partition, -1))
         if (fence, owner) != owned:
             raise self._refused(partition, owned.fence, fence)
         return -1 if next_offset is None else int(next_offset)

@@ -80,6 +80,7 @@ SMALL_BY_LOAD = 2_000  # partitions; smaller than SMALL_PARTITIONS because the l
 # Seconds that an allocator function may take in a thread. Higher: the group stands still longer without a reason if the
 # function hangs; lower: a slow function on a busy machine counts as hanging.
 LIMIT_S = 60.0
+LOOK_S = 0.1  # how often the end of an earlier call is looked for
 
 _calls: list[tuple[Assignor, Future[Any]]] = []
 """The calls in threads that may still run."""
@@ -153,14 +154,19 @@ async def _computed(assignor: Assignor, compute: Callable[[], T], large: bool) -
     """Returns `compute()`, which calls the assignor. If it is `large`, it runs in a thread, so that the event loop can
     renew the lease.
 
-    Raises AssignorError if the thread takes longer than `LIMIT_S`, or if an earlier one is still in the same function.
+    Raises AssignorError if the thread takes longer than `LIMIT_S`, or if an earlier one is still in the same function
+    after that time, such as for another group.
     """
     if not large:
         return compute()
-    _calls[:] = [each for each in _calls if not each[1].done()]
     hangs = f"allocator function {assignor.name!r} has not returned"
-    if any(each is assignor for each, _ in _calls):
-        raise AssignorError(f"{hangs} from an earlier call; correct it, and start this member again")
+    loop = asyncio.get_running_loop()
+    until = loop.time() + LIMIT_S
+    while any(each is assignor and not call.done() for each, call in _calls):
+        if loop.time() >= until:
+            raise AssignorError(f"{hangs} from an earlier call; correct it, and start this member again")
+        await asyncio.sleep(LOOK_S)
+    _calls[:] = [each for each in _calls if not each[1].done()]
     call = _in_thread(compute)
     _calls.append((assignor, call))
     waiting = asyncio.wrap_future(call)

@@ -78,6 +78,8 @@ class Oracle:
         self.proof: dict[tuple[Any, Log], set[int]] = defaultdict(set)
         self.tried: dict[tuple[Any, Log], set[int]] = defaultdict(set)
         """Offsets that a user of this member has tried to commit."""
+        self.tried_ends: dict[tuple[Any, Log], set[int]] = defaultdict(set)
+        """Those that are ends which a reset may have found."""
         self.licences: dict[TopicPartition, list[int]] = defaultdict(list)
         """Offsets to which the committed offset may go back, once each."""
         self.poison_counts = True
@@ -102,7 +104,8 @@ class Oracle:
                 starts.add(here)
         else:
             starts = {base}
-        view = self.views[partition] = View(member, log, starts, set())
+        ends = starts & self.tried_ends[member, log]
+        view = self.views[partition] = View(member, log, starts - ends, ends)
         if base is None or not log.start <= base <= log.end:
             self._resets(view)
         # the committed offset names another topic, where the member stops until the user seeks
@@ -308,6 +311,8 @@ class Oracle:
                 if offsets and offsets[partition] < max(known):  # the user goes back
                     self.licences[partition].append(offsets[partition])
                 tried |= mine
+                if not offsets:
+                    self.tried_ends[member, view.log] |= view.ends
 
     def stores(self, member: Any, partition: TopicPartition, offset: int, log: Log, author: Any) -> None:
         """The coordinator stores a commit that the member sent when the partition had this log. `author`: the member

@@ -45,6 +45,7 @@ class Reader:
     def __init__(self) -> None:
         self.measures = Measures()
         self.measures.last_heartbeat = time.monotonic()
+        self._member = self  # a scrape is no question of the reader's
 
     def assignment(self) -> frozenset[TopicPartition]:
         return frozenset({P})

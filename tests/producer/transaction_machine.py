@@ -278,7 +278,8 @@ class TransactionMachine(ProgressMachine):
     def reads(self, member: Member, kinds: list[str], timeout_s: float, commits: str, *, later: bool) -> None:
         """The user reads beside the following events."""
         if member.processing is None:
-            if commits and all(each.done() for each in member.asked):  # no transaction is under way
+            writers = self.cluster.writers.values()  # that of a cancelled call may go on
+            if commits and all(each.done() for each in member.asked) and not any(each.is_open for each in writers):
                 sought = {
                     partition for partition, *_ in self.oracle.commands.values()
                 }  # an operator's seek may come first

@@ -174,15 +174,21 @@ class OffsetTranslation:
         # offsets between the runs may be missing, so the next run may begin before `found`
         return found if at == len(self._runs) else min(found, self._runs[at].target)
 
-    def start(self, source: int) -> int | None:
+    def begins_behind(self, source: int) -> bool:
+        """Whether the map begins behind this offset, and in the middle of the new log. It was deleted then and begun
+        again, or the old topic was created again."""
+        return bool(self._runs) and source < self._runs[0].source and self._runs[0].target > 0
+
+    def start(self, source: int, log_start: int) -> int | None:
         """Returns the new offset at which a group with committed offset `source` starts; None if the map does not tell.
 
-        Offsets before the first run were deleted before the mirror began if the new log begins there. Otherwise the new
-        log may have these records: the map was deleted and begun again behind them.
+        `log_start`: the first offset of the old log. If the map begins behind an offset, and behind that start, the new
+        log may have the records between them.
         """
-        if not self._runs or (source < self._runs[0].source and self._runs[0].target):
+        if not self._runs or (self.begins_behind(source) and log_start < self._runs[0].source):
             return None
-        return self.target(source) or 0
+        found = self.target(source)
+        return self._runs[0].target if found is None else found
 
     def corrected(self, end: int) -> list[Run]:
         """Returns replacements for runs beyond the end of the new log. The log lost them, and they will be at `end` or

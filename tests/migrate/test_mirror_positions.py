@@ -39,6 +39,15 @@ def test_an_ordinary_partition_needs_one_run() -> None:
     assert [known.target(source) for source in (99, 100, 250, 10_000)] == [None, 0, 150, 9_900]
 
 
+def test_a_map_that_begins_in_the_middle_tells_where_the_old_log_begins_there() -> None:
+    """A topic that was created again is mirrored behind the records of the former one; with a map that was deleted, the
+    new log may have the records before it."""
+    known = OffsetTranslation([Run(5, 20)])
+    assert [known.start(3, log_start) for log_start in (0, 4, 5, 9)] == [None, None, 20, 20]
+    assert known.start(7, 0) == 22
+    assert OffsetTranslation([Run(5, 0)]).start(3, 0) == 0
+
+
 def test_a_topic_with_many_gaps_has_a_small_map_that_skips_no_record() -> None:
     """Every second record was compacted away, one record in a batch."""
     known, count = OffsetTranslation(), 100_000

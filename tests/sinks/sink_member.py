@@ -61,6 +61,10 @@ class Store:
         next_offset = "NULL" if kept is None else kept
         self._change(f"UPDATE {self.sink.table} SET next_offset = {next_offset} WHERE part = {part}")
 
+    def forget_owner(self, part: int, fence: int) -> None:
+        """Brings the row back to an earlier owner."""
+        self._change(f"UPDATE {self.sink.table} SET fence = {fence}, owner = 'former' WHERE part = {part}")
+
     def close(self) -> None:
         self.sink.close()
 

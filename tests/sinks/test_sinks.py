@@ -193,6 +193,17 @@ async def test_effects_that_the_database_has_lost_are_stored_again(new_store: St
     assert successor.sink.write(batch(10, 12, 2), successor.store)
 
 
+async def test_a_loss_of_the_owners_registration_is_noticed_too(new_store: Stores) -> None:
+    """No later owner has registered, so the advice must not be to drop the record."""
+    store = new_store()
+    await begin(store, "a", 2)
+    store.sink.write(batch(0, 5, 2), store.store)
+    store.lose(P.partition, 3)
+    store.forget_owner(P.partition, 1)
+    with pytest.raises(SinkBehind, match="at offset 3"):
+        store.sink.write(batch(5, 9, 2), store.store)
+
+
 async def test_an_owner_that_only_registered_notices_a_loss_too(new_store: Stores) -> None:
     store, successor = new_store(), new_store()
     await begin(store, "a", 1)

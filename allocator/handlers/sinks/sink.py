@@ -99,6 +99,8 @@ class TransactionalSink(Generic[Connection]):
         self._tried: dict[TopicPartition, tuple[int, int]] = {}
         self._reached: dict[TopicPartition, int] = {}
         """The next offset that this owner has seen in the row, or stored there; -1 if none. The row is never lower."""
+        self._rewinds: dict[TopicPartition, int] = {}
+        """How often a rewind has begun or ended. Odd during one: then the row may be lower, or not yet."""
         self._prepared = False
 
     # -- implemented for a database ------------------------------------------------------------------------------
@@ -137,8 +139,8 @@ class TransactionalSink(Generic[Connection]):
 
         Raises `Fenced` if the partition has had another owner since. Nothing of this unit is stored then; the new owner
         stores it. Raises `AlreadyStored` for a unit out of order, and `SinkBehind` if the database has lost effects.
-        Errors of the database and of `effects` are raised
-        unchanged. After such an error nothing is stored, unless the response to the commit was lost.
+        Errors of the database and of `effects` are raised unchanged. After such an error nothing is stored, unless the
+        response to the commit was lost.
         """
         partition, start, end = _extent(unit)
         owned = self._owned.get(partition)
@@ -146,10 +148,15 @@ class TransactionalSink(Generic[Connection]):
             raise self._refused(partition, unit.fence, owned.fence if owned else None)
         key = self._key(partition)
         left: Any = unit
+        rewinds = self._rewinds.get(partition, 0)
+
+        def is_rewound() -> bool:
+            return bool(rewinds % 2) or self._rewinds.get(partition, 0) != rewinds
+
         with self._transaction() as connection:
             stored = self._stored(connection, key, owned)
             reached = self._reached.get(partition, -1)
-            if stored < reached:
+            if stored < reached and not is_rewound():
                 raise SinkBehind(partition, stored, reached)
             if stored > start:
                 if self._tried.get(partition, (-1,))[0] != start:
@@ -168,7 +175,7 @@ class TransactionalSink(Generic[Connection]):
             if self._run(connection, STORE, values).rowcount != 1:
                 self._stored(connection, key, owned)
                 raise AlreadyStored(partition, start, end)
-        if self._owned.get(partition) is owned:
+        if self._owned.get(partition) is owned and not is_rewound():
             self._reached[partition] = end
         return True
 
@@ -300,11 +307,14 @@ class TransactionalSink(Generic[Connection]):
             raise self._refused(partition, None, None)
         values = {**self._key(partition), **owned._asdict(), "next_offset": offset}
         values["topic_id"] = None if topic_id is None else str(topic_id)
-        # before the transaction, whose response may be lost
-        self._reached[partition] = min(offset, self._reached.get(partition, -1))
-        with self._mapped_errors(), self._transaction() as connection:
-            if self._run(connection, REWIND, values).rowcount != 1:
-                self._stored(connection, self._key(partition), owned)
+        self._rewinds[partition] = self._rewinds.get(partition, 0) + 1
+        try:
+            with self._mapped_errors(), self._transaction() as connection:
+                if self._run(connection, REWIND, values).rowcount != 1:
+                    self._stored(connection, self._key(partition), owned)
+        finally:  # the response to the commit may be lost
+            self._reached[partition] = min(offset, self._reached.get(partition, -1))
+            self._rewinds[partition] += 1
         self._tried.pop(partition, None)
 
     def _stored(self, connection: Connection, key: Parameters, owned: _Owned) -> int:
@@ -315,11 +325,12 @@ class TransactionalSink(Generic[Connection]):
         if row is None:
             raise Fenced(f"{partition.topic}:{partition.partition}: its row was deleted from table {self.table}")
         next_offset, fence, owner = row
-        if owned.fence is not None and fence is not None and fence < owned.fence:  # no later owner: it lost this one
-            raise SinkBehind(partition, -1 if next_offset is None else next_offset, self._reached.get(partition, -1))
+        stored, reached = -1 if next_offset is None else int(next_offset), self._reached.get(partition, -1)
+        if None not in (fence, owned.fence) and fence < owned.fence and stored < reached:  # it has lost this owner, too
+            raise SinkBehind(partition, stored, reached)
         if (fence, owner) != owned:
             raise self._refused(partition, owned.fence, fence)
-        return -1 if next_offset is None else int(next_offset)
+        return stored
 
     def _refused(self, partition: TopicPartition, fence: int | None, now: int | None) -> Fenced:
         name = f"{partition.topic}:{partition.partition}"

@@ -17,7 +17,7 @@ from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, check_done
 from allocator.handlers.results import Produce, Results, produced
 from allocator.handlers.subprocesses import Children
-from allocator.handlers.window import Unit, offset_of
+from allocator.handlers.window import Unit
 from allocator.types import TopicPartition
 
 # Seconds that one lane, or a coroutine handler that never waits, may run before others continue. Higher: fewer thread
@@ -33,6 +33,7 @@ class LaneOwner(Hold):
     """Worker of the partition that a lane belongs to."""
 
     partition: TopicPartition
+    name: str
     stopping: bool
     stopped: asyncio.Event
     """Set together with `stopping`."""
@@ -41,11 +42,11 @@ class LaneOwner(Hold):
     calls: set[Lane]
     """The lanes whose calls run. `Lanes` adds to it, and `end` removes."""
 
-    @property
-    def name(self) -> str:
+    def where(self, offset: int) -> dict[str, Any]:
         raise NotImplementedError
 
-    def where(self, offset: int) -> dict[str, Any]:
+    def is_refused(self, argument: Any) -> bool:
+        """Whether the call for this record or batch, which has just ended, was told that it may not act."""
         raise NotImplementedError
 
     def end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float) -> None:
@@ -281,7 +282,7 @@ class Lanes:
                 if guard is not None:
                     guard(unit.argument)
                 result = await call(unit.argument)
-                if worker.call_is_refused(offset_of(unit.argument)):
+                if worker.is_refused(unit.argument):
                     break  # it did not act, so it is called again once it may
                 if result is not None:
                     check_done(result, self._handler.name)
@@ -296,7 +297,7 @@ class Lanes:
             except BaseException as error:  # the user's; the policy decides what follows
                 if isinstance(error, KeyboardInterrupt) and not self._handler.catches_interrupts:
                     raise  # Ctrl-C interrupts any code that the loop runs; the handler did not fail
-                return None if worker.call_is_refused(offset_of(unit.argument)) else error
+                return None if worker.is_refused(unit.argument) else error
             _returned(unit, records, kept=kept)
             units.popleft()
             finished.append(unit)
@@ -388,7 +389,7 @@ class Lanes:
                     if guard is not None:
                         guard(unit.argument)
                     result = call(unit.argument)
-                    if worker.call_is_refused(offset_of(unit.argument)):
+                    if worker.is_refused(unit.argument):
                         break  # it did not act, so it is called again once it may
                     if result is not None:
                         records = produced(result, self._handler.name)
@@ -399,7 +400,7 @@ class Lanes:
                     break
                 # catches every class: if an error ended this turn, its lanes would be stuck
                 except BaseException as raised:  # noqa: BLE001 - the user's; the policy decides what follows
-                    error = None if worker.call_is_refused(offset_of(unit.argument)) else raised
+                    error = None if worker.is_refused(unit.argument) else raised
                     break
                 finally:
                     now = time.monotonic()

@@ -15,7 +15,7 @@ from allocator.handlers.guard import KeptBack
 from allocator.handlers.lanes import Lane, LaneOwner
 from allocator.handlers.results import Committing
 from allocator.handlers.window import Unit, offset_of
-from allocator.types import TopicPartition
+from allocator.types import Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class PartitionWorker(LaneOwner):
         tenure = state.assignment[partition]
         super().__init__(tenure)
         before = [hold for hold in tenure.holds if hold.busy]
-        self.partition = partition
+        self.partition, self.name = partition, f"{partition.topic}:{partition.partition}"
         self.stopping = False
         self.stopped = asyncio.Event()
         self.admission = Admission(
@@ -80,10 +80,6 @@ class PartitionWorker(LaneOwner):
             self._beginning = asyncio.get_running_loop().create_task(self._begin(before), name=f"next {self.name}")
 
     @property
-    def name(self) -> str:
-        return f"{self.partition.topic}:{self.partition.partition}"
-
-    @property
     def takes_more(self) -> bool:
         """Whether the next batch of the partition belongs to this worker."""
         return not (self.void or self.has_outlived or self.stopping or self._concluding)
@@ -102,6 +98,13 @@ class PartitionWorker(LaneOwner):
         return super().is_of(record) or (
             plan is not None and plan.is_retried(record, self.partition, self.tenure.fence)
         )
+
+    def is_refused(self, argument: Any) -> bool:
+        offset, plan = offset_of(argument), self._work.retry_plan
+        if not self.refused or plan is None or not isinstance(argument, Record):
+            return self.call_is_refused(offset)
+        former = plan.original(argument, marked=False)
+        return self.call_is_refused(offset, (former.topic, former.partition, former.offset))
 
     def _set_full(self, full: bool) -> None:
         if full is not self.full:

@@ -440,23 +440,23 @@ class ConsumerBase:
         A record for which it returns False is not done. If the partition stays here, the record comes again once the
         lease is renewed, and so do those after it in hand, for which it is False, too. That ends if the reader awaits
         `until_may_act`, or the answer for the first of them is True later. Without `record`, all records in hand come
-        again that the sink has not stored, if the reader asks, or a task that it has started.
+        again that the sink has not stored, if the reader asks, or a task that it has started. A handler's thread that
+        lacks the context of the call, as with `run_in_executor`, has to give the record.
         """
         hold, member = self._member.hold_of_call, self._member
-        if record is None or (hold is not None and hold.is_of(record)):
+        if record is None:
             may_act = member.may_act()
-        else:
-            tenure = member.state.assignment.get(TopicPartition(record.topic, record.partition))
-            may_act = tenure is not None and tenure.fence == record.fence and member.membership.may_act()
-        if record is not None:
-            offset = record.base_offset if isinstance(record, Batch) else record.offset
-            may_act = member.state.answer(record, offset, may_act)  # also for a call whose context a thread lacks
-        # a record of a retry topic names the partition that it is from
-        if hold is not None and (record is None or (record.topic, record.partition) != hold.tenure.partition):
-            hold.answer_call(may_act)
-        elif record is None and not may_act and self._reading.may_be_asked():
-            member.state.reader.refuse_all(*(() if member.sink is None else (member.sink.reached,)))
-        return may_act
+            if hold is not None:
+                hold.answer_call(may_act)
+            elif not may_act and self._reading.may_be_asked():
+                member.state.reader.refuse_all(*(() if member.sink is None else (member.sink.reached,)))
+            return may_act
+        if hold is None or not hold.is_of(record):
+            hold = member.state.hold_of(record)  # of another call, or a thread lacks the context of this one
+        if hold is not None:
+            return hold.answer(record, member.membership.may_act() and not hold.has_outlived)
+        tenure = member.state.assignment.get(TopicPartition(record.topic, record.partition))
+        return tenure is not None and tenure.fence == record.fence and member.membership.may_act()
 
     async def until_may_act(self) -> None:
         """Returns once `may_act` is true, and the records in hand may be handled. Raises NotOwned if it cannot become

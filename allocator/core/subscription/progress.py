@@ -37,15 +37,22 @@ class Hold:
 
     def __init__(self, tenure: Progress) -> None:
         self.tenure = tenure
-        self.refused: set[int] = set()
-        """Offsets of records on which their user was told not to act, so that they are not done."""
+        self.refused: set[Any] = set()
+        """The records on which their user was told not to act, so that they are not done: the offset, or the whole
+        place of a record that came through a retry topic."""
 
-    def answer(self, offset: int, may_act: bool) -> bool:
-        """Notes and returns whether the user may act on a record."""
+    def answer(self, record: Any, may_act: bool) -> bool:
+        """Notes and returns whether the user may act on a record or batch."""
+        offset = getattr(record, "offset", None)
+        offset = record.base_offset if offset is None else offset
+        is_here = (record.topic, record.partition) == self.tenure.partition
+        return self._answer(offset if is_here else (record.topic, record.partition, offset), may_act)
+
+    def _answer(self, place: Any, may_act: bool) -> bool:
         if may_act:
-            self.refused.discard(offset)
+            self.refused.discard(place)
         else:
-            self.refused.add(offset)
+            self.refused.add(place)
         return may_act
 
     @property
@@ -94,12 +101,11 @@ class Hold:
         if call is not None:
             call.refused = not may_act
 
-    def call_is_refused(self, offset: int) -> bool:
-        """Whether the handler call in whose context the code runs, for this record, was told last that it may not
-        act."""
-        call, refused = _call_here.get(), offset in self.refused
-        if refused:
-            self.refused.discard(offset)
+    def call_is_refused(self, *places: Any) -> bool:
+        """Whether the handler call in whose context the code runs, for the record of these `places`, was told last that
+        it may not act."""
+        call, refused = _call_here.get(), not self.refused.isdisjoint(places)
+        self.refused.difference_update(places)
         return refused or (call is not None and call.refused)
 
     @staticmethod
@@ -437,11 +443,11 @@ class ReaderHold(Hold):
         if self.has_outlived:
             self._reader.note_outlived(self)
 
-    def answer(self, offset: int, may_act: bool) -> bool:
-        if self._first is None or offset < self._first:  # it was done before
+    def _answer(self, place: Any, may_act: bool) -> bool:
+        if self._first is None or place < self._first:  # it was done before
             return may_act
         # a record after one that comes again comes again, too
-        return super().answer(offset, may_act and not any(each < offset for each in self.refused))
+        return super()._answer(place, may_act and not any(each < place for each in self.refused))
 
     def refuse_from(self, offset: int) -> None:
         if self._first is not None:

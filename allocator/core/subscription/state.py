@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Optional
 from allocator.core.errors import ConfigError, NotAssigned
 from allocator.core.subscription.loss import as_written, listed
 from allocator.core.subscription.partition import TopicPartitionState
-from allocator.core.subscription.progress import ReaderHolds
+from allocator.core.subscription.progress import Hold, ReaderHolds
 from allocator.core.subscription.tenures import Tenures
 from allocator.core.types import OffsetAndMetadata, OffsetAndTimestamp, OffsetReset, TopicPartition
 
@@ -122,14 +122,15 @@ class SubscriptionState(Tenures[TopicPartitionState]):
             if tenure.handled_from is not None and are_gone(tp.topic):
                 tenure.handled_from = None
 
-    def answer(self, record: Any, offset: int, may_act: bool) -> bool:
-        """Notes for whoever works on it whether the user may act on a record or batch at this offset. Returns False
-        also if a record before it comes again."""
-        tenure = self.assignment.get(TopicPartition(record.topic, record.partition))
-        for hold in () if tenure is None else list(tenure.holds):  # a thread may ask
-            if hold.tenure is tenure and not hold.void and hold.is_of(record):
-                may_act = hold.answer(offset, may_act)
-        return may_act
+    def hold_of(self, record: Any) -> Hold | None:
+        """Returns the hold of a record or batch that was delivered: of its partition, or of the retry topic through
+        which it came; None if nobody works on it any more."""
+        here = self.assignment.get(TopicPartition(record.topic, record.partition))
+        for tenure in ([] if here is None else [here]) + list(self.assignment.values()):  # a thread may ask
+            for hold in list(tenure.holds):
+                if hold.tenure is tenure and not hold.void and hold.is_of(record):
+                    return hold
+        return None
 
     def is_in_doubt(self, partition: TopicPartition) -> bool:
         """Returns whether the topic of an owned partition may have been created again."""

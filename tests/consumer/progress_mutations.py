@@ -73,7 +73,10 @@ MUTATIONS = [
     Mutation(
         "automatic commits choose their offsets when the request is written",
         COMMITS,
-        "await self._commit_chosen(group, partial(self._done, wanted), patience_s=patience_s)",
+        "await self._commit_chosen(\n"
+        "                group, partial(self._done, wanted), "
+        "one=lambda p: self._done({p}).get(p), patience_s=patience_s\n"
+        "            )",
         "await self.commit(self._done(wanted))",
     ),
     Mutation(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple, Optional
 
 from allocator.core.errors import BrokerError
 from allocator.core.membership.membership import Membership
 from allocator.core.offsets.pending_commit import Choice, Terms
 from allocator.core.subscription.done import DoneSet
-from allocator.core.subscription.loss import Committed
+from allocator.core.subscription.loss import Committed, as_written
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import OffsetAndMetadata, TopicPartition
@@ -100,3 +102,48 @@ class Chosen(NamedTuple):
 
     offset: OffsetAndMetadata
     call: CommitCall
+
+
+Point = Callable[[], Optional[Chosen]]
+"""Returns the offset to commit now; None: there is nothing to commit."""
+One = Callable[[TopicPartition], Optional[OffsetAndMetadata]]
+Transact = Callable[[TopicPartition, Point], Awaitable[None]]
+"""Commits an offset of a partition in a transaction. Raises AllocatorError."""
+
+
+async def in_transactions(
+    transact: Transact,
+    choose: Choice,
+    note: Callable[[TopicPartition, OffsetAndMetadata], Chosen],
+    one: One | None = None,
+) -> None:
+    """Commits the chosen offsets, each in a transaction. `note` is called when the offset of a partition is chosen, by
+    `one` if that is given. After an error, partitions that wait for their turn are left out."""
+    failed = False
+
+    async def commit(partition: TopicPartition) -> None:
+        nonlocal failed
+        try:
+            await transact(partition, partial(point, partition))
+        except BaseException:
+            failed = True
+            raise
+
+    def point(partition: TopicPartition) -> Chosen | None:
+        if failed:
+            return None
+        found = choose(()).get(partition) if one is None else one(partition)
+        if found is None:
+            return None
+        return note(partition, found if isinstance(found, Committed) else as_written(found))
+
+    over: set[TopicPartition] = set()
+    while partitions := list(choose(over)):  # all at once, so that each takes its turn before those of a later call
+        for result in await asyncio.gather(*map(commit, partitions), return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+        over.update(partitions)
+
+
+def without(offsets: Offsets, over: Collection[TopicPartition]) -> Offsets:
+    return {partition: offset for partition, offset in offsets.items() if partition not in over}

@@ -7,16 +7,24 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Optional
 
 from allocator.core.aio.backoff import Backoff
 from allocator.core.aio.clock import boot_clock
 from allocator.core.aio.reminder import Reminder
 from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
-from allocator.core.consumer.commit_call import IN_DOUBT, Chosen, CommitCall, Offsets
+from allocator.core.consumer.commit_call import (
+    IN_DOUBT,
+    Chosen,
+    CommitCall,
+    Offsets,
+    One,
+    Transact,
+    in_transactions,
+    without,
+)
 from allocator.core.consumer.commit_metadata import CommitMetadata
 from allocator.core.errors import AllocatorError, CommitFailed, Fenced, IllegalState
 from allocator.core.fetch.fetcher import Fetcher
@@ -24,7 +32,6 @@ from allocator.core.membership.membership import Membership
 from allocator.core.offsets.idle import IdleOffsets
 from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice, check_offsets
 from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
-from allocator.core.subscription.loss import Committed, as_written
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
@@ -32,12 +39,6 @@ from allocator.core.text.quoting import partition_names
 from allocator.core.types import OffsetAndMetadata, OnCommit, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
-
-Point = Callable[[], Optional[Chosen]]
-"""Returns the offset to commit now; None: there is nothing to commit."""
-One = Callable[[TopicPartition], Optional[OffsetAndMetadata]]
-Transact = Callable[[TopicPartition, Point], Awaitable[None]]
-"""Commits an offset of a partition in a transaction. Raises AllocatorError."""
 
 # time limit for the commit of idle offsets at a close. Higher: a close waits longer for a slow coordinator; lower: the
 # commit is given up sooner
@@ -193,8 +194,8 @@ class Commits:
             to_send = call.note(self._to_send(offsets), offsets)
             await self.until_decided(lambda: any(map(self._state.is_in_doubt, offsets)))
             if self.transact is not None:
-                await _in_transactions(
-                    self.transact, partial(_without, offsets), lambda _, offset: Chosen(offset, call), offsets.get
+                await in_transactions(
+                    self.transact, partial(without, offsets), lambda _, offset: Chosen(offset, call), offsets.get
                 )
                 return
             await group.commit(to_send, call.terms())
@@ -294,7 +295,7 @@ class Commits:
     ) -> None:
         """`one`: like `choose`, for one partition. `follows`: see `CommitCall`."""
         if self.transact is not None:
-            await _in_transactions(self.transact, choose, partial(self.chosen, follows=follows), one)
+            await in_transactions(self.transact, choose, partial(self.chosen, follows=follows), one)
             return
         call = self._call(follows=follows)
         await group.commit(call.noting(choose, self.metadata.added), call.terms(patience_s))
@@ -407,41 +408,3 @@ def _left(group: str, tenures: Iterable[TopicPartitionState]) -> AllocatorError 
     if doubted := [each.partition for each in left if each.in_doubt]:
         return CommitFailed(f"group {group!r}: not committed: {partition_names(doubted)} ({IN_DOUBT})")
     return None
-
-
-async def _in_transactions(
-    transact: Transact,
-    choose: Choice,
-    note: Callable[[TopicPartition, OffsetAndMetadata], Chosen],
-    one: One | None = None,
-) -> None:
-    """`note` is called when the offset of a partition is chosen, by `one` if that is given. After an error, partitions
-    that wait for their turn are left out."""
-    failed = False
-
-    async def commit(partition: TopicPartition) -> None:
-        nonlocal failed
-        try:
-            await transact(partition, partial(point, partition))
-        except BaseException:
-            failed = True
-            raise
-
-    def point(partition: TopicPartition) -> Chosen | None:
-        if failed:
-            return None
-        found = choose(()).get(partition) if one is None else one(partition)
-        if found is None:
-            return None
-        return note(partition, found if isinstance(found, Committed) else as_written(found))
-
-    over: set[TopicPartition] = set()
-    while partitions := list(choose(over)):  # all at once, so that each takes its turn before those of a later call
-        for result in await asyncio.gather(*map(commit, partitions), return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
-        over.update(partitions)
-
-
-def _without(offsets: Offsets, over: Collection[TopicPartition]) -> Offsets:
-    return {partition: offset for partition, offset in offsets.items() if partition not in over}

@@ -77,6 +77,7 @@ QUERIES = {
     "Planner.leader_epoch",
     "Admission.done",
     "Progress.done",
+    "PartitionWorker.is_refused",
     "Progress.to_commit",
     "PartitionWorker.done",
     "Window.done_set",

@@ -22,6 +22,7 @@ from allocator.protocols.zookeeper.client.client import (
     Watch,
     ZnodeExists,
     ZooKeeperClient,
+    ZooKeeperError,
     get_if_exists,
 )
 from allocator.protocols.zookeeper.znodes.changes import Changes
@@ -108,7 +109,10 @@ class Store:
     async def delete_copy(self, path: str) -> bool:
         """Deletes the znode of a member, or its claim, if it is not ephemeral. Tools that copy or restore trees of
         znodes leave such ones, and they would count as a member for ever. Returns whether it did."""
-        stat = await self.zk.exists(path)
+        try:
+            stat = await self.zk.exists(path)
+        except NotAuthorized:  # since ZooKeeper 3.8.4
+            return False
         if stat is None or stat.owner:
             return False
         log.warning("%s: deleting znode %s: it is not ephemeral, so no process is behind it", self.paths.group, path)
@@ -116,7 +120,9 @@ class Store:
             await self.zk.delete(path)
         except NoZnode:
             pass
-        except NotAuthorized as error:
+        except ConnectionLost:
+            raise
+        except ZooKeeperError as error:  # it has children, or its ACL forbids it
             log.error("%s: it stays: %s", self.paths.group, error)
             return False
         return True

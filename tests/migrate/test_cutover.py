@@ -159,13 +159,8 @@ async def test_records_of_a_partition_without_commits_are_read_by_a_group_that_s
         await wait_until_async(lambda: all(world.seen[n] for n in numbers), 60, "them to be read on the new cluster")
 
 
-async def test_a_rollback_returns_to_what_the_mirror_has_copied(
-    make_world: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A producer that has moved too early takes the group beyond that on the new cluster."""
-    monkeypatch.setattr(cutover, "COPIED_S", 1.0)
-    world = await make_world()
-    at, plan = TopicPartition(world.topic, 0), world.plan()
+async def move_group(world: World, plan: Path, at: TopicPartition) -> None:
+    """Run the steps up to `start` for a group that has read 90 records; then the mirror ends."""
     with zookeeper_client(world.old.zookeeper) as client:
         client.ensure_path(f"/{world.group}")
     await world.write(world.old, 90, [0])
@@ -173,6 +168,16 @@ async def test_a_rollback_returns_to_what_the_mirror_has_copied(
     async with mirroring(world.mirror()):
         await mirror_checked(plan)
         await Cutover(plan).run(until="start")
+
+
+async def test_a_rollback_returns_to_what_the_mirror_has_copied(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that has moved too early takes the group beyond that on the new cluster."""
+    monkeypatch.setattr(cutover, "COPIED_S", 1.0)
+    world = await make_world()
+    at, plan = TopicPartition(world.topic, 0), world.plan()
+    await move_group(world, plan, at)
     await world.write(world.new, 5, [0])
     await commit(world.new, world.group, {at: 95})
     await world.write(world.old, 20, [0])
@@ -187,13 +192,7 @@ async def test_a_rollback_that_is_run_again_sets_no_group_back(
     monkeypatch.setattr(cutover, "COPIED_S", 1.0)
     world = await make_world()
     at, plan = TopicPartition(world.topic, 0), world.plan()
-    with zookeeper_client(world.old.zookeeper) as client:
-        client.ensure_path(f"/{world.group}")
-    await world.write(world.old, 90, [0])
-    await commit(world.old, world.group, {at: 90})
-    async with mirroring(world.mirror()):
-        await mirror_checked(plan)
-        await Cutover(plan).run(until="start")
+    await move_group(world, plan, at)
     state = Cutover(plan).plan.state
     before = state.read_bytes()
     await Cutover(plan).rollback()

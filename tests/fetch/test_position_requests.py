@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections.abc import Iterable
 from typing import Any
+from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -219,3 +221,28 @@ async def test_another_cluster_at_the_address_has_other_logs() -> None:
     assert (loss.position, loss.resumed_at, loss.recreated) == (5, 0, True)
     assert "another cluster" in loss.why
     assert them.due() == []
+
+
+@pytest.mark.parametrize("is_found_first", [True, False])
+async def test_a_position_that_a_new_topic_lacks_belongs_to_the_former_topic(is_found_first: bool) -> None:
+    """The broker answers "out of range" before the metadata have the id of the new topic. Requests name the topic, so
+    the reset may have found its offset in the new log, too."""
+    them = Requests([A0])
+    them.cluster.ids["a"] = UUID(int=1)
+    them.state.seek(A0, 5)
+    them.due()
+    tenure = them.state.assignment[A0]
+    tenure.note_committed(5, None, moves=tenure.moves, at=0.0)
+    them.requests.out_of_range(A0, 5)
+    reset = them.due()
+    if is_found_first:
+        await asyncio.gather(*reset)
+    them.cluster.ids["a"] = UUID(int=2)
+    again = them.due()
+    await asyncio.gather(*again, *(() if is_found_first else reset))
+    assert tenure.committed is None
+    assert them.lost[-1].recreated
+    assert tenure.position is not None
+    assert tenure.position.offset == 0
+    assert them.due() == []
+    assert tenure.topic_id == UUID(int=2)

@@ -106,14 +106,13 @@ class PositionRequests:
         comparable = is_supported(self._client)
         for tp in partitions:
             partition, topic_id = self._state.assignment[tp], self._client.topic_id(tp.topic)
-            if partition.position is None:
-                continue
             if topic_id is not None and topic_id not in self._former.get(tp.topic, ()):
                 if partition.topic_id not in (None, topic_id):
                     self._former.setdefault(tp.topic, set()).add(partition.topic_id)
                     self.recreated(tp)
                     continue
-                partition.topic_id = topic_id
+                if partition.position is not None:
+                    partition.topic_id = topic_id
             if comparable:
                 epoch = self._client.leader_epoch(tp)
                 # accepts an older epoch too, because the epochs of a recreated topic start at 0
@@ -137,9 +136,9 @@ class PositionRequests:
 
     def _lost_log(self, tp: TopicPartition, why: str) -> None:
         partition = self._state.assignment[tp]
-        if partition.position is None:
+        offset = partition.reset_from if partition.position is None else partition.position.offset
+        if offset is None:
             return
-        offset = partition.position.offset
         if self._state.has_default_offset_reset_policy():
             self._state.request_offset_reset(tp)
             partition.lose_log()

@@ -54,7 +54,6 @@ class TopicPartitionState(Progress):
         "_doubted_epoch",
         "_preferred_read_replica",
         "_preferred_read_replica_expiration",
-        "_reset_from",
         "epoch",
         "fetch_state",
         "high_watermark",
@@ -62,6 +61,7 @@ class TopicPartitionState(Progress):
         "last_stable_offset",
         "paused",
         "record",
+        "reset_from",
         "reset_strategy",
         "retry_at",
     )
@@ -83,7 +83,8 @@ class TopicPartitionState(Progress):
         self.in_doubt = 0
         """The number of times that the log came into doubt since this was last decided: it may be that of another
         topic with the same name. 0: it is not in doubt."""
-        self._reset_from: int | None = None  # the position that the log did not have, while a reset is awaited
+        self.reset_from: int | None = None
+        """The position that the log did not have, while a reset is awaited."""
         self.reset_strategy: int | None = None
         """The timestamp that the awaited reset sends to ListOffsets; None if no reset is awaited."""
         self.retry_at = -math.inf
@@ -124,7 +125,7 @@ class TopicPartitionState(Progress):
 
     def complete_reset(self, position: OffsetAndMetadata, current_leader_epoch: int | None) -> None:
         """Sets the position that the awaited reset has found in the log of the leader with this epoch."""
-        self.reset_to(position, before=self._reset_from)
+        self.reset_to(position, before=self.reset_from)
         self._fetch_from_here()
         if current_leader_epoch is not None:
             # the position comes from the log of this leader, so it needs no comparison with that log
@@ -189,7 +190,7 @@ class TopicPartitionState(Progress):
     def reset(self, timestamp: int) -> None:
         """Drops the position. The partition then awaits the offset that ListOffsets returns for `timestamp`."""
         if self._position is not None:
-            self._reset_from = self._position.offset
+            self.reset_from = self._position.offset
         self._move(FetchState.AWAIT_RESET)
         self.reset_strategy = timestamp
         self._unset()
@@ -198,7 +199,9 @@ class TopicPartitionState(Progress):
 
     def lose_log(self) -> None:
         super().lose_log()
-        self._reset_from = None
+        self.reset_from = None
+        if self._position is None:
+            self.topic_id = None
 
     # -- validation of the position (KIP-320)
 

@@ -168,7 +168,8 @@ class Progress(Tenure):
         # (first position, last position, leader epoch of the records before them) since the last seek
         self._leader_epochs: list[tuple[int, int, int]] = []
         self.topic_id: Any = None
-        """The id of the position's topic; None if it is not known yet."""
+        """The id of the position's topic, or of the last one while a reset finds another; None if it is not known
+        yet."""
         self.holds: list[Hold] = []
         self.beyond: DoneSet | None = None
         """Records beyond the position that are done already; for the first hold of a handler."""
@@ -270,7 +271,7 @@ class Progress(Tenure):
         if before is not None and position.offset < before:
             self.cut_to(position)
         else:
-            self._set(position)
+            self._set(position, self.topic_id)
             self.handled_from = position.offset
 
     def cut_to(self, position: OffsetAndMetadata) -> None:
@@ -279,7 +280,7 @@ class Progress(Tenure):
         self.replaced += 1
         for hold in self.holds:
             hold.conclude()
-        self._move_to(position)
+        self._move_to(position, self.topic_id)
 
     def lose_log(self) -> None:
         """Called when the log is another one: the topic was created again. Nothing of the former log counts."""
@@ -390,8 +391,8 @@ class Progress(Tenure):
             hold.void = True
             hold.stop()
 
-    def _move_to(self, position: OffsetAndMetadata) -> None:
-        self._set(position)
+    def _move_to(self, position: OffsetAndMetadata, topic_id: Any = None) -> None:
+        self._set(position, topic_id)
         self.moves += 1
         self._goes_back = True
         self.handled_from = position.offset
@@ -403,7 +404,7 @@ class Progress(Tenure):
         self.topic_id = topic_of_offset(position) if topic_id is None else topic_id
 
     def _unset(self) -> None:
-        self._position = self.topic_id = None
+        self._position = None
         self._leader_epochs.clear()
 
     def _place(self, position: OffsetAndMetadata) -> None:

@@ -98,10 +98,11 @@ class Oracle:
             mine = (member, log)
             starts = {each for each in self.tried[mine] if base is None or each >= base}
             here = max(log.start, self.excused[log]) if base is None else base
+            for handled_to in (here, *starts):
+                while (found := log.next_visible(handled_to)) in self.proof[mine]:
+                    handled_to = found + 1
+                    starts.add(handled_to)
             starts |= set() if base is None else {base}
-            while (found := log.next_visible(here)) in self.proof[mine]:
-                here = found + 1
-                starts.add(here)
         else:
             starts = {base}
         ends = starts & self.tried_ends[member, log]
@@ -171,6 +172,7 @@ class Oracle:
         self._passes(partition, offset)
 
     def on_commands(self, command: str, partition: TopicPartition, offset: int) -> None:
+        self.licences[partition].extend(self.commands[partition].values())  # they may still be carried out once more
         self.commands[partition] = {command: offset}
         self._passes(partition, offset)
         if partition in self.views:

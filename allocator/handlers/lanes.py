@@ -12,7 +12,7 @@ from typing import Any
 
 from allocator.core.aio import BackgroundTasks
 from allocator.core.consumer import RecordCommands
-from allocator.core.subscription import Hold
+from allocator.core.subscription import Call, Hold
 from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, check_done
 from allocator.handlers.results import Produce, Results, produced
@@ -43,10 +43,6 @@ class LaneOwner(Hold):
     """The lanes whose calls run. `Lanes` adds to it, and `end` removes."""
 
     def where(self, offset: int) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def is_refused(self, argument: Any) -> bool:
-        """Whether the call for this record or batch, which has just ended, was told that it may not act."""
         raise NotImplementedError
 
     def end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float) -> None:
@@ -259,7 +255,7 @@ class Lanes:
                 begun = time.monotonic()
                 entered = lane.worker.enter()
                 try:
-                    error = await self._turn(lane, finished)
+                    error = await self._turn(lane, entered, finished)
                 finally:
                     lane.worker.leave(entered)
                     lane.task = None
@@ -269,7 +265,7 @@ class Lanes:
             if self._ready:  # true if this task was cancelled together with its call
                 self._start_one()
 
-    async def _turn(self, lane: Lane, finished: list[Unit]) -> BaseException | None:
+    async def _turn(self, lane: Lane, entered: Call, finished: list[Unit]) -> BaseException | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
         commands, kept = self._commands, self._results.exactly_once
         guard = guard_of(commands, worker.partition)
@@ -279,10 +275,11 @@ class Lanes:
             unit = units[0]
             try:
                 records: Sequence[Produce] = ()
+                entered.unit = unit.argument
                 if guard is not None:
                     guard(unit.argument)
                 result = await call(unit.argument)
-                if worker.is_refused(unit.argument):
+                if worker.take_refusals(unit.argument):
                     break  # it did not act, so it is called again once it may
                 if result is not None:
                     check_done(result, self._handler.name)
@@ -297,7 +294,7 @@ class Lanes:
             except BaseException as error:  # the user's; the policy decides what follows
                 if isinstance(error, KeyboardInterrupt) and not self._handler.catches_interrupts:
                     raise  # Ctrl-C interrupts any code that the loop runs; the handler did not fail
-                return None if worker.is_refused(unit.argument) else error
+                return None if worker.take_refusals(unit.argument) else error
             _returned(unit, records, kept=kept)
             units.popleft()
             finished.append(unit)
@@ -380,16 +377,17 @@ class Lanes:
             error: BaseException | None = None
             count, worker, begun = 0, lane.worker, now
             guard = guard_of(self._commands, worker.partition)
-            worker.enter()  # in the context of this thread, which runs no other code
+            entered = worker.enter()  # in the context of this thread, which runs no other code
             for unit in units:
                 if now >= ends or worker.stopping or not may_act():
                     break
                 try:
                     records: Sequence[Produce] = ()
+                    entered.unit = unit.argument
                     if guard is not None:
                         guard(unit.argument)
                     result = call(unit.argument)
-                    if worker.is_refused(unit.argument):
+                    if worker.take_refusals(unit.argument):
                         break  # it did not act, so it is called again once it may
                     if result is not None:
                         records = produced(result, self._handler.name)
@@ -400,7 +398,7 @@ class Lanes:
                     break
                 # catches every class: if an error ended this turn, its lanes would be stuck
                 except BaseException as raised:  # noqa: BLE001 - the user's; the policy decides what follows
-                    error = None if worker.is_refused(unit.argument) else raised
+                    error = None if worker.take_refusals(unit.argument) else raised
                     break
                 finally:
                     now = time.monotonic()

@@ -14,6 +14,7 @@ from allocator.handlers.admission import Admission, Work
 from allocator.handlers.guard import KeptBack
 from allocator.handlers.lanes import Lane, LaneOwner
 from allocator.handlers.results import Committing
+from allocator.handlers.retry_topics import is_marked
 from allocator.handlers.window import Unit, offset_of
 from allocator.types import Record, TopicPartition
 
@@ -99,12 +100,15 @@ class PartitionWorker(LaneOwner):
             plan is not None and plan.is_retried(record, self.partition, self.tenure.fence)
         )
 
-    def is_refused(self, argument: Any) -> bool:
-        offset, plan = offset_of(argument), self._work.retry_plan
-        if not self.refused or plan is None or not isinstance(argument, Record):
-            return self.call_is_refused(offset)
-        former = plan.original(argument, marked=False)
-        return self.call_is_refused(offset, (former.topic, former.partition, former.offset))
+    def may_be_elsewhere(self, record: Any) -> bool:
+        return self._work.retry_plan is not None and is_marked(record)
+
+    def has(self, unit: Any, place: Any) -> bool:
+        plan = self._work.retry_plan
+        if isinstance(place, int) or plan is None or not isinstance(unit, Record):
+            return super().has(unit, place)
+        former = plan.original(unit, marked=False)
+        return bool(place == (former.topic, former.partition, former.offset))
 
     def _set_full(self, full: bool) -> None:
         if full is not self.full:

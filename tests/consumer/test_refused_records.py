@@ -7,12 +7,15 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from allocator import Consumer, Record
+from allocator import Consumer, Record, TopicPartition
+from allocator.core.consumer import group_member
 from allocator.sinks import SqliteSink
 from allocator.testing import FaultProxy, LocalCluster, wait_until, wait_until_async
+from tests.consumer.fake_kafka import ByHand, ClientOfMember, GroupCluster, HandMembership
 from tests.consumer.real_service import Service
 from tests.stored import stored_offset
 
@@ -87,20 +90,26 @@ async def test_a_reader_gets_a_record_again_on_which_it_could_not_act(
             assert user.done.count(0) == user.done.count(1) == 1
 
 
-@pytest.mark.parametrize("how", ["plain", "async", "without a context"])
+@pytest.mark.parametrize("how", ["plain", "async", "without a context", "from a retry topic, without a context"])
 async def test_a_handler_is_called_again_for_a_record_on_which_it_could_not_act(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, how: str
 ) -> None:
-    async with using(kafka_cluster, topic_factory(1), group, named=how == "without a context") as user:
+    async with using(kafka_cluster, topic_factory(1), group, named="without a context" in how) as user:
+        retries: dict[str, Any] = {}
+        if "retry" in how:
+            retries = {"retries": 0, "retry_topics": ["1s"], "create_retry_topics": True}
+            retries["dead_letter_topic"] = topic_factory(1)
 
         async def handle(record: Record) -> None:
+            if retries and record.offset == 2 and "allocator.attempts" not in dict(record.headers):
+                raise ValueError("its first attempt fails")
             if how == "async":
                 await asyncio.to_thread(user.acts_on, record)
             else:
                 await asyncio.get_running_loop().run_in_executor(None, user.acts_on, record)
 
         handler: Any = user.acts_on if how == "plain" else handle
-        processing = asyncio.ensure_future(user.consumer.process(handler, commit_interval_s=0.1))
+        processing = asyncio.ensure_future(user.consumer.process(handler, commit_interval_s=0.1, **retries))
         await wait_until_async(lambda: user.is_done, 60, lambda: f"the effects of all records: {user.done}")
         assert sorted(user.done) == [*range(COUNT)]
         processing.cancel()
@@ -127,3 +136,98 @@ async def test_each_record_is_stored_once_in_a_sink_although_the_reader_could_no
                     continue
                 await sink.write_async(record, lambda _, unit: stored.append(unit.offset))
     assert stored == [*range(COUNT)]
+
+
+# -- without servers: the lease ends and comes back by hand ------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def owner_of(*partitions: TopicPartition) -> AsyncIterator[tuple[Consumer, HandMembership]]:
+    """The owner of these partitions, each with some records."""
+    cluster, made = GroupCluster(ids=True), list[HandMembership]()
+    with mock.patch.object(group_member, "KafkaClient", return_value=ClientOfMember(cluster)):
+        consumer = Consumer(
+            "t",
+            brokers="fake:9092",
+            group="g",
+            membership=ByHand(made=made.append),
+            auto_commit_interval_s=0.05,
+            max_wait_s=0.1,
+        )
+    cluster.create(partitions)
+    async with consumer:
+        for partition in partitions:
+            cluster.produce(partition, COUNT)
+            await made[0].take(partition, partition.partition, lambda: None)
+        yield consumer, made[0]
+
+
+@pytest.mark.parametrize("later", ["by record", "in hand", "until"])
+@pytest.mark.parametrize("first", ["by record", "in hand"])
+async def test_a_handler_that_goes_on_once_it_may_acts_on_each_record_once(first: str, later: str) -> None:
+    """In whatever form it has asked before and asks again."""
+    async with owner_of(TopicPartition("t", 0)) as (consumer, hand):
+        done: list[int] = []
+        asked = False
+
+        async def handle(record: Record) -> None:
+            nonlocal asked
+            if record.offset == 2 and not asked:
+                asked = True
+                hand.suspend()
+                assert not (consumer.may_act(record) if first == "by record" else consumer.may_act())
+                if later == "until":
+                    asyncio.get_running_loop().call_later(0.05, hand.resume)
+                    await asyncio.wait_for(consumer.until_may_act(), 30)  # on some Pythons a task of its own
+                else:
+                    hand.resume()
+                    assert consumer.may_act(record) if later == "by record" else consumer.may_act()
+            done.append(record.offset)
+
+        processing = asyncio.ensure_future(consumer.process(handle))
+        await wait_until_async(lambda: COUNT - 1 in done, 30, lambda: f"the last record: {done}")
+        processing.cancel()
+        await asyncio.wait({processing})
+        assert done == [*range(COUNT)]
+
+
+@pytest.mark.parametrize("who", ["handler", "reader"])
+async def test_a_task_that_goes_on_does_so_for_itself_and_not_for_another_that_could_not_act(who: str) -> None:
+    async with owner_of(TopicPartition("t", 0), TopicPartition("t", 1)) as (consumer, hand):
+        done: list[tuple[int, int]] = []
+        left_out = False
+
+        async def leave_out(record: Record) -> None:
+            nonlocal left_out
+            if not left_out:
+                left_out = True
+                hand.suspend()
+                assert not consumer.may_act(record)
+            elif consumer.may_act(record):
+                done.append((record.partition, record.offset))
+
+        async def wait(record: Record) -> None:
+            if not consumer.may_act(record):
+                hand.resume()
+                await consumer.until_may_act()
+
+        async def act(records: list[Record]) -> None:
+            await asyncio.gather(*map(leave_out, records), *map(wait, records))
+
+        async def handle(record: Record) -> None:
+            await act([record])
+
+        async def until_done() -> None:
+            while {*done} != {(partition, offset) for partition in (0, 1) for offset in range(COUNT)}:
+                if processing is None:
+                    await act([record for each in (await consumer.getmany(0.1)).values() for record in each])
+                else:
+                    await asyncio.sleep(0.01)
+
+        processing = None
+        if who == "handler":
+            processing = asyncio.ensure_future(consumer.process(handle))
+        await asyncio.wait_for(until_done(), 30)
+        if processing is not None:
+            processing.cancel()
+            await asyncio.wait({processing})

@@ -447,14 +447,13 @@ class ConsumerBase:
         if record is None:
             may_act = member.may_act()
             if hold is not None:
-                hold.answer_call(may_act)
+                hold.answer(None, may_act)
             elif not may_act and self._reading.may_be_asked():
                 member.state.reader.refuse_all(*(() if member.sink is None else (member.sink.reached,)))
             return may_act
-        if hold is None or not hold.is_of(record):
-            hold = member.state.hold_of(record)  # of another call, or a thread lacks the context of this one
-        if hold is not None:
-            return hold.answer(record, member.membership.may_act() and not hold.has_outlived)
+        holds = [hold] if hold is not None and hold.is_of(record) else member.state.holds_of(record)
+        if holds:  # of another call, or a thread lacks the context of this one
+            return False not in [each.answer(record, member.may_act_in(each)) for each in holds]
         tenure = member.state.assignment.get(TopicPartition(record.topic, record.partition))
         return tenure is not None and tenure.fence == record.fence and member.membership.may_act()
 
@@ -464,7 +463,7 @@ class ConsumerBase:
         await self._member.commits.until_may_act()
         self._must_not_be_lost(self._member.outlived)
         if (hold := self._member.hold_of_call) is not None:
-            hold.answer_call(may_act=True)
+            hold.allow()
         elif self._reading.may_be_asked():
             self._member.state.reader.allow_all()
 

@@ -21,7 +21,7 @@ from allocator.core.subscription.patterns import (
     check_pattern,
     topic_pattern,
 )
-from allocator.core.subscription.progress import Hold, Progress
+from allocator.core.subscription.progress import Call, Hold, Progress
 from allocator.core.subscription.state import LATEST, LogTruncation, SubscriptionState
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 

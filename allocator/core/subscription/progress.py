@@ -5,6 +5,7 @@ The rule from which the rest follows: if nothing is held, everything before the 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple, Optional
@@ -37,23 +38,62 @@ class Hold:
 
     def __init__(self, tenure: Progress) -> None:
         self.tenure = tenure
-        self.refused: set[Any] = set()
-        """The records on which their user was told not to act, so that they are not done: the offset, or the whole
-        place of a record that came through a retry topic."""
+        self.refused: dict[Any, set[Any]] = {}
+        """The records on which their user was told last not to act, so that they are not done, and the tasks that
+        asked; None: a thread. A record that came through a retry topic has its whole place, another one its offset."""
 
     def answer(self, record: Any, may_act: bool) -> bool:
-        """Notes and returns whether the user may act on a record or batch."""
-        offset = getattr(record, "offset", None)
-        offset = record.base_offset if offset is None else offset
-        is_here = (record.topic, record.partition) == self.tenure.partition
-        return self._answer(offset if is_here else (record.topic, record.partition, offset), may_act)
+        """Notes and returns whether the user may act on a record or batch; None: on that of the handler's call in whose
+        context the code runs."""
+        call = _call_here.get()
+        # a call for one record is told of that, whatever the handler made of it
+        own = call is not None and call.hold is self and (record is None or not hasattr(call.unit, "base_offset"))
+        unit = call.unit if own else record  # type: ignore[union-attr]
+        offset = unit.base_offset if hasattr(unit, "base_offset") else unit.offset
+        is_here = own or (unit.topic, unit.partition) == self.tenure.partition
+        return self._answer(offset if is_here else (unit.topic, unit.partition, offset), may_act)
 
     def _answer(self, place: Any, may_act: bool) -> bool:
-        if may_act:
-            self.refused.discard(place)
-        else:
-            self.refused.add(place)
+        if not may_act:
+            self._told_not(place)
+        elif place in self.refused:
+            self._told_to(place)
         return may_act
+
+    def _told_not(self, place: Any) -> None:
+        task = _task()
+        _asked_in.set(task)
+        self.refused.setdefault(place, set()).add(task)
+
+    def _told_to(self, place: Any) -> None:
+        """What this task was told before counts no more. What another one was told does: it may have left the record
+        out."""
+        askers = self.refused.get(place, set())
+        askers.difference_update((None, _task(), _asked_in.get()))
+        if not askers:
+            self.refused.pop(place, None)
+
+    def allow(self) -> None:
+        """Called when the user has waited until it may act: in a handler's call, on its records."""
+        call = _call_here.get()
+        unit = call.unit if call is not None and call.hold is self else None
+        for place in list(self.refused):  # a thread may ask
+            if unit is None or self.has(unit, place):
+                self._told_to(place)
+
+    def has(self, unit: Any, place: Any) -> bool:
+        """Returns whether a delivered record or batch has the record at this place."""
+        first = unit.base_offset if hasattr(unit, "base_offset") else unit.offset
+        return isinstance(place, int) and first <= place < getattr(unit, "next_offset", first + 1)
+
+    def take_refusals(self, unit: Any) -> bool:
+        """Returns whether the user was told last not to act on some record of this unit, and forgets that."""
+        if not self.refused:
+            return False
+        taken = [place for place in list(self.refused) if self.has(unit, place)]
+        for place in taken:
+            self.refused.pop(place, None)
+        return bool(taken)
 
     @property
     def has_outlived(self) -> bool:
@@ -68,6 +108,10 @@ class Hold:
     def is_of(self, record: Any) -> bool:
         """Returns whether `record`, which may be a batch, is one of these records."""
         return (record.topic, record.partition) == self.tenure.partition and record.fence == self.tenure.fence
+
+    def may_be_elsewhere(self, record: Any) -> bool:
+        """Returns whether `record`, one of this partition, may also be the original of one from a retry topic."""
+        return False
 
     def drain(self) -> None:
         """Called when the partition is being released: what has begun may end, and nothing else begins."""
@@ -94,21 +138,6 @@ class Hold:
             _call_here.reset(call.token)
 
     @staticmethod
-    def answer_call(may_act: bool) -> None:
-        """Notes whether the handler call in whose context the code runs may act: without that, its record is not
-        done."""
-        call = _call_here.get()
-        if call is not None:
-            call.refused = not may_act
-
-    def call_is_refused(self, *places: Any) -> bool:
-        """Whether the handler call in whose context the code runs, for the record of these `places`, was told last that
-        it may not act."""
-        call, refused = _call_here.get(), not self.refused.isdisjoint(places)
-        self.refused.difference_update(places)
-        return refused or (call is not None and call.refused)
-
-    @staticmethod
     def of_this_context() -> Hold | None:
         """Returns the hold of the handler call in whose context the code runs; None outside of such calls."""
         call = _call_here.get()
@@ -118,16 +147,25 @@ class Hold:
 class Call:
     """A turn of handler calls for the records of one hold."""
 
-    __slots__ = ("hold", "refused", "token")
+    __slots__ = ("hold", "token", "unit")
 
     def __init__(self, hold: Hold) -> None:
         self.hold: Hold | None = hold
-        self.refused = False
-        """Whether the call was told last that it may not act."""
+        self.unit: Any = None
+        """The record or batch of the current call, as it was delivered."""
         self.token: Token[Optional[Call]] | None = None
 
 
 _call_here: ContextVar[Optional[Call]] = ContextVar("allocator_call_here", default=None)
+_asked_in: ContextVar[Any] = ContextVar("allocator_asked_in", default=None)
+"""The task that was told last not to act: this one, or one that has started it, as `wait_for` does before 3.12."""
+
+
+def _task() -> Any:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # a thread
+        return None
 
 
 class Proof(NamedTuple):
@@ -452,7 +490,7 @@ class ReaderHold(Hold):
 
     def refuse_from(self, offset: int) -> None:
         if self._first is not None:
-            self.refused.add(max(offset, self._first))
+            self._told_not(max(offset, self._first))
 
     def finish(self) -> None:
         self.busy = False
@@ -514,7 +552,7 @@ class ReaderHolds:
     def allow_all(self) -> None:
         """Called when the reader has waited until it may act on its records."""
         for hold in self._holds:
-            hold.refused.clear()
+            hold.allow()
 
     def were_refused(self, tenure: Progress) -> bool:
         """Whether the reader was told not to act on some record of the tenure."""

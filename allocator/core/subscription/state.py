@@ -122,15 +122,15 @@ class SubscriptionState(Tenures[TopicPartitionState]):
             if tenure.handled_from is not None and are_gone(tp.topic):
                 tenure.handled_from = None
 
-    def hold_of(self, record: Any) -> Hold | None:
+    def holds_of(self, record: Any) -> list[Hold]:
         """Returns the hold of a record or batch that was delivered: of its partition, or of the retry topic through
-        which it came; None if nobody works on it any more."""
+        which it came, or both if the record does not tell; none if nobody works on it any more."""
         here = self.assignment.get(TopicPartition(record.topic, record.partition))
-        for tenure in ([] if here is None else [here]) + list(self.assignment.values()):  # a thread may ask
-            for hold in list(tenure.holds):
-                if hold.tenure is tenure and not hold.void and hold.is_of(record):
-                    return hold
-        return None
+        found = [] if here is None else _holds_of(here, record)
+        if not found or any(hold.may_be_elsewhere(record) for hold in found):
+            for tenure in list(self.assignment.values()):  # a thread may ask
+                found += [] if tenure is here else _holds_of(tenure, record)
+        return found
 
     def is_in_doubt(self, partition: TopicPartition) -> bool:
         """Returns whether the topic of an owned partition may have been created again."""
@@ -304,3 +304,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
             return self.assignment[partition]
         except KeyError:
             raise NotAssigned(partition) from None
+
+
+def _holds_of(tenure: TopicPartitionState, record: Any) -> list[Hold]:
+    return [each for each in list(tenure.holds) if each.tenure is tenure and not each.void and each.is_of(record)]

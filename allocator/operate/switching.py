@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 from allocator.core.aio import ClosesOnce, wait_for_event, within
-from allocator.core.consumer import MembershipConfig, MembershipOptions, join_again_if
+from allocator.core.consumer import MembershipConfig, MembershipOptions, join_again_if, until_lease
 from allocator.core.fetch import Batch
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import check_listener
-from allocator.errors import AllocatorError, Closed, ConfigError, NotOwned
+from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.handlers import Consumer
 from allocator.protocols.zookeeper import (
     ClusterChoice,
@@ -285,8 +285,8 @@ class SwitchingConsumer:
             if self._auto and not self._closed:
                 if consumer.assignment():
                     # without a valid lease, the commit would be refused
-                    with contextlib.suppress(asyncio.TimeoutError, NotOwned):
-                        await within(consumer.until_may_act(), self._session_timeout_s)
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await within(until_lease(consumer), self._session_timeout_s)
                 # the caller's request for more marked the batch as done; after `close` there is no such request
                 await consumer.commit()
         except AllocatorError as error:

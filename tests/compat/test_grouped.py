@@ -136,7 +136,8 @@ async def test_without_autocommit_nothing_is_committed_before_commit_offsets(ser
     await second.close()
 
 
-async def test_values_on_which_the_user_could_not_act_come_again(service: Service) -> None:
+@pytest.mark.parametrize("commits", [False, True])
+async def test_values_on_which_the_user_could_not_act_come_again(service: Service, *, commits: bool) -> None:
     """ZooKeeper is away for a moment, within the session."""
     await service.produce(list(range(12)))
     done: set[int] = set()
@@ -154,6 +155,8 @@ async def test_values_on_which_the_user_could_not_act_come_again(service: Servic
                     await wait_until_async(consumer._member.may_act, 30, "the lease")
                 else:
                     done.add(value)
+            if commits:
+                await consumer.commit_offsets()
         await consumer.close()
 
 

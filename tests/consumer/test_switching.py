@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import allocator
-from allocator import Consumer, GroupedConsumer
+from allocator import Consumer, GroupedConsumer, Record
 from allocator.core.consumer import client_of
 from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.operate.switching import ChoiceWatcher, SwitchingConsumer
 from allocator.protocols.zookeeper.client.client import SessionState, ZooKeeperClient
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster
-from allocator.testing import LocalCluster, produce, wait_until_async
+from allocator.testing import FaultProxy, LocalCluster, produce, wait_until_async
 from tests.consumer.real_service import read_on
 from tests.groups.zookeeper_sessions import session
 from tests.joining import joined
@@ -83,6 +83,38 @@ async def test_each_cluster_has_its_own_security(it: Group) -> None:
 
 
 # -- the sessions of the watcher and of the member ------------------------------------------------------------
+
+
+async def test_a_record_on_which_its_reader_could_not_act_is_not_done_when_the_group_freezes(it: Group) -> None:
+    for value in range(3):
+        await it.produce(b"%d" % value)
+    server, choice = it.zookeeper.partition("/")[0], ClusterChoice(it.brokers)
+    acted: list[int] = []
+    asked = False
+    async with session(it.zookeeper) as ensemble, FaultProxy(int(server.rpartition(":")[2])) as proxy:
+        it.zookeeper = it.zookeeper.replace(server, proxy.address)
+        async with it.consumer(auto_commit_interval_s=0.1) as consumer:
+
+            async def freeze(record: Record) -> None:
+                await asyncio.to_thread(proxy.stop)
+                await wait_until_async(lambda: not consumer.may_act(record), 30, "the end of the lease")
+                await it.choose(ensemble, choice._replace(frozen=True))
+                await asyncio.to_thread(proxy.start)
+                await wait_until_async(consumer._watcher.changed.is_set, 30, "the watch")
+
+            async def reads_all() -> bool:
+                nonlocal asked
+                for record in await consumer.getbatch(0.1) or ():
+                    if record.offset == 1 and not asked:
+                        asked = True
+                        await freeze(record)
+                        break
+                    acted.append(record.offset)
+                if asked and not consumer.assignment():
+                    await it.choose(ensemble, choice)
+                return {*acted} == {0, 1, 2}
+
+            await wait_until_async(reads_all, 30, lambda: f"all records: {acted}")
 
 
 async def expire(zk: ZooKeeperClient) -> None:

@@ -668,6 +668,11 @@ def join_again_if(consumer: ConsumerBase, admitted: Callable[[Any], Awaitable[bo
     consumer._member.membership.join_again_if(admitted)
 
 
+async def until_lease(consumer: ConsumerBase) -> None:
+    """Returns once the consumer may commit. A record on which its user was told not to act stays undone."""
+    await consumer._member.commits.until_may_act()
+
+
 def client_of(consumer: ConsumerBase) -> KafkaClient:
     """Returns the consumer's client of the brokers."""
     return consumer._member.client

@@ -356,8 +356,8 @@ class Progress(Tenure):
     def done(self, *, delivered: bool = False) -> tuple[int, DoneSet | None]:
         """Returns the lowest offset that is not done, and the done records beyond it.
 
-        With `delivered`, records that wait only for the commit count as done: the reader has them, or their results are
-        to be committed with them. The position must be known.
+        With `delivered`, records that wait only for the commit count as done: the reader has them and was not told that
+        it may not act, or their results are to be committed with them. The position must be known.
         """
         assert self._position is not None
         offset, beyond = int(self._position.offset), self.beyond
@@ -476,7 +476,7 @@ class ReaderHold(Hold):
         return self.tenure.replaced != self._replaced
 
     def done(self, *, delivered: bool = False) -> Done:
-        return None if delivered else self._first, None
+        return (min(self.refused, default=None) if delivered else self._first), None
 
     def stop(self) -> None:
         if self.has_outlived:

@@ -438,10 +438,11 @@ class ConsumerBase:
         lasts. Without a group (`membership="fixed"`), whether this member owns its partition.
 
         A record for which it returns False is not done. If the partition stays here, the record comes again once the
-        lease is renewed, and so do those after it in hand, for which it is False, too. That ends if the reader awaits
-        `until_may_act`, or the answer for the first of them is True later. Without `record`, all records in hand come
-        again that the sink has not stored, if the reader asks, or a task that it has started. A handler's thread that
-        lacks the context of the call, as with `run_in_executor`, has to give the record.
+        lease is renewed, and so do those after it in hand, for which it is False, too. That ends if the same task of
+        the reader awaits `until_may_act`, or if the answer for the first of them is True later. Without `record`, all
+        records in hand come again that the sink has not stored, if the reader asks, or a task that it has started; so
+        a reader asks for each record better, or it makes no progress while the lease comes and goes. A handler's
+        thread that lacks the context of the call, as with `run_in_executor`, has to give the record.
         """
         hold, member = self._member.hold_of_call, self._member
         if record is None:
@@ -458,8 +459,9 @@ class ConsumerBase:
         return tenure is not None and tenure.fence == record.fence and member.membership.may_act()
 
     async def until_may_act(self) -> None:
-        """Returns once `may_act` is true, and the records in hand may be handled. Raises NotOwned if it cannot become
-        true for them: only a request for records, or the end of the handler's call, ends that."""
+        """Returns once `may_act` is true, and the records in hand may be handled by this task. What other tasks were
+        told before counts still: they may have left their records out. Raises NotOwned if it cannot become true: only a
+        request for records, or the end of the handler's call, ends that."""
         await self._member.commits.until_may_act()
         self._must_not_be_lost(self._member.outlived)
         if (hold := self._member.hold_of_call) is not None:

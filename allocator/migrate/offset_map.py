@@ -124,8 +124,14 @@ class Entry(NamedTuple):
 class OffsetTranslation:
     """Maps old offsets of one partition to new offsets, by runs.
 
-    Guarantee: a reader that starts at `target(s)` gets every mirrored record whose old offset is `s` or above. It may
-    first get a few earlier records: at inexact runs, and where records were mirrored twice.
+    Guarantee: a reader that starts at `target(s)` or `start(s)` gets every mirrored record whose old offset is `s` or
+    above. It may first get a few earlier records: at inexact runs, and where records were mirrored twice.
+
+    Only runs prove an offset, and they say nothing about the old offsets before the first one. The new log may have
+    those records too: from before the map was deleted and begun again, from before a `--restart`, from a topic that
+    was restored under another id, or from another mirror. Neither an id nor what the logs still have proves anything:
+    either cluster may delete its records first. So `start` refuses such an offset, unless the first run begins at new
+    offset 0, because nothing comes before that.
     """
 
     def __init__(self, runs: Iterable[Run] = ()) -> None:
@@ -174,21 +180,11 @@ class OffsetTranslation:
         # offsets between the runs may be missing, so the next run may begin before `found`
         return found if at == len(self._runs) else min(found, self._runs[at].target)
 
-    def begins_behind(self, source: int) -> bool:
-        """Whether the map begins behind this offset, and in the middle of the new log. It was deleted then and begun
-        again, or the old topic was created again."""
-        return bool(self._runs) and source < self._runs[0].source and self._runs[0].target > 0
-
-    def start(self, source: int, log_start: int) -> int | None:
-        """Returns the new offset at which a group with committed offset `source` starts; None if the map does not tell.
-
-        `log_start`: the first offset of the old log. If the map begins behind an offset, and behind that start, the new
-        log may have the records between them.
-        """
-        if not self._runs or (self.begins_behind(source) and log_start < self._runs[0].source):
+    def start(self, source: int) -> int | None:
+        """Returns the new offset at which a group with committed offset `source` starts; None if no run proves one."""
+        if not self._runs or (source < self._runs[0].source and self._runs[0].target > 0):
             return None
-        found = self.target(source)
-        return self._runs[0].target if found is None else found
+        return self.target(source) or 0
 
     def corrected(self, end: int) -> list[Run]:
         """Returns replacements for runs beyond the end of the new log. The log lost them, and they will be at `end` or

@@ -39,13 +39,86 @@ def test_an_ordinary_partition_needs_one_run() -> None:
     assert [known.target(source) for source in (99, 100, 250, 10_000)] == [None, 0, 150, 9_900]
 
 
-def test_a_map_that_begins_in_the_middle_tells_where_the_old_log_begins_there() -> None:
-    """A topic that was created again is mirrored behind the records of the former one; with a map that was deleted, the
-    new log may have the records before it."""
+def test_a_map_that_begins_in_the_middle_tells_nothing_of_offsets_before_it() -> None:
+    """The new log may have the records before it, whatever the old log has."""
     known = OffsetTranslation([Run(5, 20)])
-    assert [known.start(3, log_start) for log_start in (0, 4, 5, 9)] == [None, None, 20, 20]
-    assert known.start(7, 0) == 22
-    assert OffsetTranslation([Run(5, 0)]).start(3, 0) == 0
+    assert [known.start(source) for source in (0, 4, 5, 7)] == [None, None, 20, 22]
+    assert OffsetTranslation([Run(5, 0)]).start(3) == 0
+    assert OffsetTranslation().start(3) is None
+
+
+class Mirrored:
+    """A mirror of one partition between two logs, whose map may begin in the middle. Either log loses its first records
+    at any time."""
+
+    def __init__(self) -> None:
+        self.old: list[bool] = []
+        """Whether an old offset has a record."""
+        self.new: list[int | None] = []
+        """The old offset of each new record; None: another record."""
+        self.old_start = self.new_start = self.position = 0
+        self.map = OffsetTranslation([Run(0, 0)])
+
+    def mirror(self, count: int) -> None:
+        batch = [n for n in range(self.position, min(self.position + count, len(self.old))) if self.old[n]]
+        for n in batch:
+            self.map.extend(Run(n, len(self.new)), 1)
+            self.new.append(n)
+        self.position = min(self.position + count, len(self.old))
+
+    def begin_at(self, position: int) -> None:
+        """Continues there, like `take_over` with `--append`."""
+        if self.map.target(position) is None:
+            self.map.note(Run(position, len(self.new)))
+        self.position = max(position, self.old_start)
+
+    def restart(self, lost: int) -> None:
+        """The new log lost its last records, and the mirror continues with `--restart`."""
+        del self.new[max(self.new_start, len(self.new) - lost) :]
+        self.map = OffsetTranslation()
+        self.begin_at(self.old_start)
+
+    def check(self) -> None:
+        places = {n: at for at, n in enumerate(self.new) if at >= self.new_start and n is not None}
+        for source in range(self.position + 1):
+            found = self.map.start(source)
+            skipped = [
+                n for n, at in places.items() if found is not None and source <= n < self.position and at < found
+            ]
+            assert not skipped, f"a group at {source} starts at {found}: {self.map.runs}"
+
+
+STEPS = ["write", "write", "mirror", "mirror", "hide", "strangers", "delete old", "delete new"]
+
+
+@given(st.lists(st.tuples(st.sampled_from([*STEPS, "new map", "restart", "other mirror", "back"]), st.integers(1, 6))))
+@example([("write", 5), ("mirror", 5), ("new map", 1), ("delete old", 5)])
+@example([("write", 5), ("mirror", 5), ("delete old", 2), ("restart", 2)])
+@example([("write", 5), ("mirror", 5), ("delete old", 2), ("other mirror", 1), ("restart", 6)])
+def test_no_start_skips_a_record_that_the_new_log_has(history: list[tuple[str, int]]) -> None:
+    model = Mirrored()
+    for step, count in history:
+        if step in ("write", "hide"):
+            model.old += [step == "write"] * count
+        elif step == "mirror":
+            model.mirror(count)
+        elif step == "strangers":
+            model.new += [None] * count
+        elif step == "delete old":
+            model.old_start = min(model.old_start + count, len(model.old))
+            model.position = max(model.position, model.old_start)
+        elif step == "delete new":
+            model.new_start = min(model.new_start + count, len(model.new))
+        elif step == "new map":
+            model.map = OffsetTranslation()
+            model.begin_at(model.position)
+        elif step == "restart":
+            model.restart(count)
+        elif step == "other mirror":
+            model.new += [n for n in range(model.old_start, len(model.old)) if model.old[n]]
+        else:
+            model.begin_at(max(0, model.position - count))
+        model.check()
 
 
 def test_a_topic_with_many_gaps_has_a_small_map_that_skips_no_record() -> None:

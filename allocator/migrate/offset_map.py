@@ -22,7 +22,6 @@ import logging
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
-from itertools import zip_longest
 from typing import Any, Final, NamedTuple, Optional
 
 from allocator.core.aio import wall_ms
@@ -162,12 +161,17 @@ class OffsetTranslation:
         if at and at == len(self._runs):
             before = self._runs[-1]
             covered = run.target - before.target
+            # an inexact run that is not beyond the run before it is left from records that one of the logs lost
+            is_left = at > 1 and before.target <= self._runs[-2].target
             if before.exact and covered == run.source - before.source:
                 added = []
-            elif not before.exact and 0 <= covered < SPAN:
+            elif not before.exact and not is_left and 0 <= covered < SPAN:
                 added = run.after(SPAN - covered, records)
             elif at >= MOST_RUNS and 0 <= run.target - self._runs[-MOST_RUNS].target < SPAN:
                 added = [run._replace(exact=False), *run.after(SPAN, records)]
+        # records that are mirrored again are where this run says
+        again = self._runs[at : self._position(run.source + records)]
+        added += [Run(each.source, run.target + each.source - run.source) for each in again if each.source > run.source]
         return [each for each in added if self.note(each)]
 
     def target(self, source: int) -> int | None:
@@ -201,15 +205,24 @@ class OffsetTranslation:
 
     def source(self, target: int) -> int | None:
         """Returns the old offset for a reader whose next new offset is `target`. It skips no record either."""
-        # after records were mirrored twice, a later run may begin before an earlier one ends
-        found = None
-        for run, following in zip_longest(self._runs, self._runs[1:]):
-            if run.target > target:
-                break
-            found = run.source + (target - run.target if run.exact else 0)
-            if following is not None:
-                found = min(found, following.source)
-        return found
+        return self.inverse().target(target)
+
+    def inverse(self) -> OffsetTranslation:
+        """Returns the translation from new offsets to old ones.
+
+        An inexact run counts only if no other has its new offset. Otherwise it is left from records that one of the
+        logs lost, and says nothing of the records that were mirrored there since.
+        """
+        by_target: dict[int, Run] = {}
+        for run in self._runs:
+            if run.exact or run.target not in by_target:
+                by_target[run.target] = run
+        found: list[Run] = []
+        for target, run in sorted(by_target.items(), reverse=True):
+            # after records were mirrored again, the new log has older records behind
+            lowest = min(run.source, found[-1].target) if found else run.source
+            found.append(Run(target, lowest, run.exact and lowest == run.source))
+        return OffsetTranslation(reversed(found))
 
     def _position(self, source: int) -> int:
         """Returns the number of runs that begin before old offset `source`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import pytest
@@ -60,11 +61,13 @@ class Mirrored:
         self.map = OffsetTranslation([Run(0, 0)])
 
     def mirror(self, count: int) -> None:
-        batch = [n for n in range(self.position, min(self.position + count, len(self.old))) if self.old[n]]
-        for n in batch:
-            self.map.extend(Run(n, len(self.new)), 1)
-            self.new.append(n)
-        self.position = min(self.position + count, len(self.old))
+        stop = min(self.position + count, len(self.old))
+        batch = [n for n in range(self.position, stop) if self.old[n]]
+        for _, piece in groupby(enumerate(batch), lambda each: each[1] - each[0]):
+            records = [n for _, n in piece]
+            self.map.extend(Run(records[0], len(self.new)), len(records))
+            self.new += records
+        self.position = stop
 
     def begin_at(self, position: int) -> None:
         """Continues there, like `take_over` with `--append`."""
@@ -86,6 +89,74 @@ class Mirrored:
                 n for n, at in places.items() if found is not None and source <= n < self.position and at < found
             ]
             assert not skipped, f"a group at {source} starts at {found}: {self.map.runs}"
+
+
+class Lossy(Mirrored):
+    """Either log loses its last records. The mirror continues at its last commit, or where the old log was cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.committed = (0, 0)
+
+    def lose(self, count: int) -> None:
+        end = max(self.committed[1], len(self.new) - count)
+        del self.new[end:]
+        for run in self.map.corrected(end):
+            self.map.note(run)
+        self.position = self.committed[0]
+        for at, n in enumerate(self.new[self.committed[1] :], self.committed[1]):
+            if n is not None:
+                self.map.extend(Run(n, at), 1)
+                self.position = n + 1
+
+    def cut(self, count: int) -> None:
+        """`--recreated continue`: other records follow in the old log, and in the new one behind all copies."""
+        at, end = max(0, self.position - count), len(self.new)
+        if at < self.position:
+            del self.old[at:]
+            self.new = [None if n is None or n >= at else n for n in self.new]
+            later = [run for run in self.map.runs if run.source > at]
+            for run in (Run(at, end), *(Run(run.source, end, exact=False) for run in later)):
+                self.map.note(run)
+            self.position, self.committed = at, (at, end)
+
+    def check_back(self) -> None:
+        """A group that has read the new log up to some offset goes back, once all is mirrored again."""
+        self.mirror(len(self.old))
+        for target in range(len(self.new) + 1):
+            for found in (self.map.source(target), OffsetTranslation(self.map.inverse().runs).start(target)):
+                if found is not None:
+                    skipped = [n for n in self.new[target:] if n is not None and n < found]
+                    assert not skipped, f"a group at {target} goes back to {found}: {self.map.runs}"
+
+
+LOSSES = ["write", "write", "mirror", "mirror", "hide", "strangers", "commit", "lose"]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(LOSSES), st.integers(1, 6)))
+    | st.lists(st.tuples(st.sampled_from([*LOSSES, "cut"]), st.integers(1, 6)))
+)
+@example([("write", 3), ("mirror", 3), ("strangers", 1), ("write", 1), ("mirror", 1), ("lose", 6)])
+@example([("hide", 3), ("write", 2), ("mirror", 5), ("cut", 3), ("write", 4)])
+@example([("write", 4), ("mirror", 2), ("mirror", 6), ("strangers", 3), ("cut", 2), ("cut", 4), ("write", 4)])
+@example([("write", 4), ("mirror", 4), ("strangers", 2), ("write", 5), ("mirror", 1), ("lose", 6), ("strangers", 4)])
+def test_no_rollback_skips_a_record_after_a_log_has_lost_its_last_ones(history: list[tuple[str, int]]) -> None:
+    model = Lossy()
+    for step, count in history:
+        if step in ("write", "hide"):
+            model.old += [step == "write"] * count
+        elif step == "mirror":
+            model.mirror(count)
+        elif step == "strangers":
+            model.new += [None] * count
+        elif step == "commit":
+            model.committed = model.position, len(model.new)
+        elif step == "lose":
+            model.lose(count)
+        else:
+            model.cut(count)
+    model.check_back()
 
 
 STEPS = ["write", "write", "mirror", "mirror", "hide", "strangers", "delete old", "delete new"]

@@ -17,7 +17,6 @@ from allocator.core.subscription import stamped
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.positions import PartitionCopy, Target
 from allocator.migrate.takeover import MirrorClusters
-from allocator.migrate.translate import ends_of
 from allocator.operate import live_members
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -75,13 +74,11 @@ class GroupSync:
         if any(Target.of(offset) for offset in committed.values()):
             return  # the group of a mirror, whose offsets say what it has copied
         former, targets = old.of_former_topics(committed), {}
-        before = [p for p, at in committed.items() if clusters.map.positions(p).begins_behind(at.offset)]
-        starts = {p: log.start for p, log in (await ends_of(clusters.old, before)).items()} if before else {}
         for each, offset in committed.items():
             copy, known = copies[each], clusters.map.positions(each)
             if offset.offset < 0 or each in former or not known:
                 continue
-            target = known.start(offset.offset, starts.get(each, 0))
+            target = known.start(offset.offset)
             if target is None:
                 if (group, each) not in self._unknown:
                     self._unknown.add((group, each))

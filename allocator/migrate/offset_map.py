@@ -22,7 +22,6 @@ import logging
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
-from itertools import zip_longest
 from typing import Any, Final, NamedTuple, Optional
 
 from allocator.core.aio import wall_ms
@@ -124,8 +123,14 @@ class Entry(NamedTuple):
 class OffsetTranslation:
     """Maps old offsets of one partition to new offsets, by runs.
 
-    Guarantee: a reader that starts at `target(s)` gets every mirrored record whose old offset is `s` or above. It may
-    first get a few earlier records: at inexact runs, and where records were mirrored twice.
+    Guarantee: a reader that starts at `target(s)` or `start(s)` gets every mirrored record whose old offset is `s` or
+    above. It may first get a few earlier records: at inexact runs, and where records were mirrored twice.
+
+    Only runs prove an offset, and they say nothing about the old offsets before the first one. The new log may have
+    those records too: from before the map was deleted and begun again, from before a `--restart`, from a topic that
+    was restored under another id, or from another mirror. Neither an id nor what the logs still have proves anything:
+    either cluster may delete its records first. So `start` refuses such an offset, unless the first run begins at new
+    offset 0, because nothing comes before that.
     """
 
     def __init__(self, runs: Iterable[Run] = ()) -> None:
@@ -156,12 +161,17 @@ class OffsetTranslation:
         if at and at == len(self._runs):
             before = self._runs[-1]
             covered = run.target - before.target
+            # an inexact run that is not beyond the run before it is left from records that one of the logs lost
+            is_left = at > 1 and before.target <= self._runs[-2].target
             if before.exact and covered == run.source - before.source:
                 added = []
-            elif not before.exact and 0 <= covered < SPAN:
+            elif not before.exact and not is_left and 0 <= covered < SPAN:
                 added = run.after(SPAN - covered, records)
             elif at >= MOST_RUNS and 0 <= run.target - self._runs[-MOST_RUNS].target < SPAN:
                 added = [run._replace(exact=False), *run.after(SPAN, records)]
+        # records that are mirrored again are where this run says
+        again = self._runs[at : self._position(run.source + records)]
+        added += [Run(each.source, run.target + each.source - run.source) for each in again if each.source > run.source]
         return [each for each in added if self.note(each)]
 
     def target(self, source: int) -> int | None:
@@ -174,21 +184,11 @@ class OffsetTranslation:
         # offsets between the runs may be missing, so the next run may begin before `found`
         return found if at == len(self._runs) else min(found, self._runs[at].target)
 
-    def begins_behind(self, source: int) -> bool:
-        """Whether the map begins behind this offset, and in the middle of the new log. It was deleted then and begun
-        again, or the old topic was created again."""
-        return bool(self._runs) and source < self._runs[0].source and self._runs[0].target > 0
-
-    def start(self, source: int, log_start: int) -> int | None:
-        """Returns the new offset at which a group with committed offset `source` starts; None if the map does not tell.
-
-        `log_start`: the first offset of the old log. If the map begins behind an offset, and behind that start, the new
-        log may have the records between them.
-        """
-        if not self._runs or (self.begins_behind(source) and log_start < self._runs[0].source):
+    def start(self, source: int) -> int | None:
+        """Returns the new offset at which a group with committed offset `source` starts; None if no run proves one."""
+        if not self._runs or (source < self._runs[0].source and self._runs[0].target > 0):
             return None
-        found = self.target(source)
-        return self._runs[0].target if found is None else found
+        return self.target(source) or 0
 
     def corrected(self, end: int) -> list[Run]:
         """Returns replacements for runs beyond the end of the new log. The log lost them, and they will be at `end` or
@@ -205,15 +205,24 @@ class OffsetTranslation:
 
     def source(self, target: int) -> int | None:
         """Returns the old offset for a reader whose next new offset is `target`. It skips no record either."""
-        # after records were mirrored twice, a later run may begin before an earlier one ends
-        found = None
-        for run, following in zip_longest(self._runs, self._runs[1:]):
-            if run.target > target:
-                break
-            found = run.source + (target - run.target if run.exact else 0)
-            if following is not None:
-                found = min(found, following.source)
-        return found
+        return self.inverse().target(target)
+
+    def inverse(self) -> OffsetTranslation:
+        """Returns the translation from new offsets to old ones.
+
+        An inexact run counts only if no other has its new offset. Otherwise it is left from records that one of the
+        logs lost, and says nothing of the records that were mirrored there since.
+        """
+        by_target: dict[int, Run] = {}
+        for run in self._runs:
+            if run.exact or run.target not in by_target:
+                by_target[run.target] = run
+        found: list[Run] = []
+        for target, run in sorted(by_target.items(), reverse=True):
+            # after records were mirrored again, the new log has older records behind
+            lowest = min(run.source, found[-1].target) if found else run.source
+            found.append(Run(target, lowest, run.exact and lowest == run.source))
+        return OffsetTranslation(reversed(found))
 
     def _position(self, source: int) -> int:
         """Returns the number of runs that begin before old offset `source`."""

@@ -236,9 +236,9 @@ async def _begin_back(
             reason = f"its producers have not moved since {back.topic!r} began, so some records would go round"
             barred[each] = Stop(reason, Remedy.NOT_MOVED)
         elif back is not None and theirs is not None and (mine is None or theirs.number > mine.number):
-            for run in back.positions(each).runs:
-                if (mine is None or run.target >= mine.source) and run.source < theirs.source:
-                    own.note(each, Run(run.target, run.source, run.exact))
+            for run in back.positions(each).inverse().runs:
+                if (mine is None or run.source >= mine.source) and run.target < theirs.source:
+                    own.note(each, run)
             mine = Switch(theirs.number, theirs.target, theirs.source)
             own.note_switch(each, mine)
             if not theirs.is_over:

@@ -131,12 +131,10 @@ async def by_map(
     ends = await ends_of(new.client, committed)
     refuse_hidden(new.client, {each.topic for each in committed.keys() - ends.keys()})
     new_ids = await TopicIds(new.client).of({each.topic for each in committed})
-    before = [each for each, offset in committed.items() if known.positions(each).begins_behind(offset)]
-    starts = {each: log.start for each, log in (await ends_of(old.client, before)).items()} if before else {}
     found = {}
     for each, offset in committed.items():
         known_here, kept = known.positions(each), Target.of(positions.get(each))
-        target, runs = known_here.start(offset, starts.get(each, 0)), known_here.runs
+        target, runs = known_here.start(offset), known_here.runs
         recreated = known.recreated(each, ids[each.topic])
         if each not in ends:
             found[each] = Found(None, "not on the new cluster")

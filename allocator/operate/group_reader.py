@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from typing import TypeVar
 
 from allocator.assignors import LoadReport
@@ -28,6 +29,7 @@ from allocator.protocols.zookeeper import (
     Claim,
     ClusterChoice,
     CommandStore,
+    CopiedZnode,
     MemberInfo,
     NoZnode,
     Paths,
@@ -104,10 +106,12 @@ class GroupReader:
         foreign = sorted({*names} - {*live})
         problems += [f"znode {self.store.paths.member(name)} is not a member of this library" for name in foreign]
         # a member without a member znode still owns the partitions in its claim
-        present = {*names, *await self._claim_names()}
-        claiming = in_join_order(present)
-        await asyncio.gather(*(self._read_member(name, problems) for name in live if name not in self._members))
-        await asyncio.gather(*(self._read_claim(name, problems) for name in claiming))
+        claimed = await self._claim_names()
+        claiming = in_join_order({*names, *claimed})
+        fresh = [name for name in live if name not in self._members]
+        copied = compress(fresh, await asyncio.gather(*(self._read_member(name, problems) for name in fresh)))
+        copies = compress(claiming, await asyncio.gather(*(self._read_claim(name, problems) for name in claiming)))
+        present = {*names}.difference(copied) | {*claimed}.difference(copies)
         for name in set(self._claims).difference(claiming):
             await self._notice_end(name)
         # build new dicts, because states that were returned earlier must not change
@@ -132,7 +136,7 @@ class GroupReader:
             loads,
             joined,
             choice,
-            present=(*claiming, *sorted(present.difference(claiming))),
+            present=(*(name for name in claiming if name in present), *sorted(present.difference(claiming))),
         )
 
     async def read_without_members(self) -> GroupState:
@@ -148,18 +152,19 @@ class GroupReader:
             problems.append(str(error))
             return None
 
-    async def _read_member(self, name: str, problems: list[str]) -> None:
-        path = self.store.paths.member(name)
+    async def _read_member(self, name: str, problems: list[str]) -> bool:
+        """Reads a member. Returns whether its znode is a copy, behind which there is no process."""
         try:
-            data, stat = await self.store.zk.get(path)
-            self._members[name] = MemberInfo.decode(path, data)
-            self._joined[name] = stat.created_ms / 1000
-        except NoZnode:
-            return
+            found = await self.store.joined_member(name)
         except InvalidZnode as error:
             problems.append(str(error))
+            return isinstance(error, CopiedZnode)
+        if found is not None:
+            self._members[name], self._joined[name] = found[0], found[1].created_ms / 1000
+        return False
 
-    async def _read_claim(self, name: str, problems: list[str]) -> None:
+    async def _read_claim(self, name: str, problems: list[str]) -> bool:
+        """Reads a claim. Returns whether it is a copy, behind which there is no process."""
         watched = self._watched.get(name)
         if watched is None:
             watched = self._watched[name] = _WatchedClaim(self.store, name, self._budget, self._changed)
@@ -167,11 +172,12 @@ class GroupReader:
             claim = await watched.get()
         except InvalidZnode as error:
             problems.append(str(error))
-            return
+            return isinstance(error, CopiedZnode)
         if claim is not None:
             self._claims[name] = claim
         elif name in self._claims:
             await self._notice_end(name)
+        return False
 
     async def _read_loads(self, problems: list[str]) -> dict[str, LoadReport]:
         self._loads = {

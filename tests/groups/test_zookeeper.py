@@ -8,15 +8,19 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl
 
 from allocator import GroupCommands
 from allocator.core.aio.clock import wall_ms
 from allocator.core.types import Partitions
 from allocator.documents import InvalidZnode
+from allocator.operate.group_reader import describe
+from allocator.operate.liveness import live_members
 from allocator.protocols.zookeeper import group_znodes
 from allocator.protocols.zookeeper.client.client import Op
 from allocator.protocols.zookeeper.leader import Leader
@@ -188,22 +192,113 @@ async def test_a_readable_assignment_of_another_client_is_corrected(bench: OneGr
             await wait_until_async(is_corrected, 30, "each partition to have one owner")
 
 
+async def saved(bench: OneGroup, store: Store, member: TestMember, *kinds: str) -> list[tuple[str, bytes]]:
+    """Returns path and data of the znodes of a member, as a tool saves them."""
+    name, path = member.membership.member_id, {"member": bench.paths.member, "claim": bench.paths.claim}
+    return [(path[kind](name), (await store.zk.get(path[kind](name)))[0]) for kind in kinds]
+
+
+async def restore(
+    store: Store, znodes: Iterable[tuple[str, bytes]], number: int, *, with_child: bool = False
+) -> list[str]:
+    """Creates the znodes of a member as a tool restores them: persistent. Returns their paths. `number`: by which
+    members are ordered."""
+    paths = []
+    for path, data in znodes:
+        paths.append(f"{path.rpartition('-')[0]}-{number:010d}")
+        former, name = (each.rpartition("/")[2].encode() for each in (path, paths[-1]))
+        await store.zk.create(paths[-1], data.replace(former, name))
+        if with_child:
+            await store.zk.create(f"{paths[-1]}/x")
+    return paths
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["deleted", "with a child"])
 @pytest.mark.parametrize("number", [0, 10**9], ids=["oldest", "youngest"])
 @pytest.mark.parametrize("kinds", [("member",), ("claim",), ("member", "claim")], ids="-".join)
-async def test_a_copied_znode_of_a_member_is_no_member(bench: OneGroup, number: int, kinds: tuple[str, ...]) -> None:
-    """Tools that copy or restore a tree of znodes make the ephemeral ones persistent, so nobody would delete them."""
-    async with bench.member("former") as former, bench.store() as store:
-        await bench.settle(former)
-        paths = bench.paths.member, bench.paths.claim
-        data = {path.__name__: (await store.zk.get(path(former.membership.member_id)))[0] for path in paths}
-        copy = f"m-{1:016x}-{number:010d}"
-        copies = {path.__name__: path(copy) for path in paths}
+async def test_a_copied_znode_of_a_member_is_no_member(
+    bench: OneGroup, number: int, kinds: tuple[str, ...], stays: bool
+) -> None:
+    """Tools that copy or restore a tree of znodes make the ephemeral ones persistent, so no session ends them."""
     async with bench.store() as store:
-        for kind in kinds:
-            await store.zk.create(copies[kind], data[kind])
+        async with bench.member("former") as former:
+            await bench.settle(former)
+            znodes = await saved(bench, store, former, *kinds)
+        copies = await restore(store, znodes, number, with_child=stays)
+        assert await live_members(None, [store.zk], bench.group, "/allocator") == []
         async with bench.members("a", "b") as (a, b):
             await bench.settle(a, b)
-            assert copy not in [*await store.member_names(), *await store.claim_names()]
+            assert [m.membership.leading for m in (a, b)] == [True, False]
+            state = await describe(store.zk, bench.group)
+            assert state is not None
+            assert {*state.members} == {*state.present} == {a.membership.member_id, b.membership.member_id}
+            assert len([problem for problem in state.problems if "not ephemeral" in problem]) == len(copies) * stays
+            assert [await store.zk.exists(path) is not None for path in copies] == [stays] * len(copies)
+            await a.membership.leave()
+            await bench.settle(b)
+
+
+async def test_a_copied_znode_that_no_member_may_delete_is_no_member(bench: OneGroup) -> None:
+    """Who may delete a znode is in the ACL of its parent."""
+    async with bench.store() as store:
+        async with bench.member("former") as former:
+            await bench.settle(former)
+            znodes = await saved(bench, store, former, "member", "claim")
+        copies = await restore(store, znodes, 0)
+        client = KazooClient(bench.hosts)
+        client.start(30)
+        for path in (bench.paths.members, bench.paths.claims):
+            client.set_acls(path, [make_acl("world", "anyone", read=True, write=True, create=True, admin=True)])
+        async with bench.members("a", "b"):
+            assert all([await store.zk.exists(path) for path in copies])
+        for path in (bench.paths.members, bench.paths.claims):
+            client.set_acls(path, OPEN_ACL_UNSAFE)
+        client.stop()
+        client.close()
+
+
+@pytest.mark.deadline(90)
+async def test_a_copied_znode_that_no_member_may_read_is_no_member(cluster_factory: Any, group: str) -> None:
+    """Before ZooKeeper 3.8.4. Since then, it may as well be the znode of a process with other credentials."""
+    cluster = await asyncio.to_thread(cluster_factory, kafka=None, zookeepers=1, zookeeper_version="3.4.14")
+    bench = OneGroup(cluster.zookeeper, group, {"t": 24})
+    async with bench.store() as store:
+        async with bench.member("former") as former:
+            await bench.settle(former)
+            znodes = await saved(bench, store, former, "member", "claim")
+        copies = await restore(store, znodes, 0, with_child=True)
+        client = KazooClient(bench.hosts)
+        client.start(30)
+        for path in copies:
+            client.set_acls(path, [make_digest_acl("stranger", "of stranger", all=True)])
+        client.stop()
+        client.close()
+        assert await live_members(None, [store.zk], bench.group, "/allocator") == []
+        async with bench.members("a", "b"):
+            assert all([await store.zk.exists(path) for path in copies])
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["deleted", "with a child"])
+async def test_a_copied_claim_moves_no_partition_when_the_assignment_is_lost(bench: OneGroup, stays: bool) -> None:
+    """The leader then starts from the claims. The copied one is from a time when one member had all partitions."""
+    async with bench.store() as store:
+        async with bench.member("former") as former:
+            await bench.settle(former)
+            ((path, data),) = await saved(bench, store, former, "claim")
+        async with bench.members("a", "b") as (a, b):
+            moves, revision = bench.history.moves(), (await store.document())[0].revision
+            for member in (a, b):
+                member.owner.may_drain.clear()
+            child = [Op("create", f"{path}/x")] * stays
+            await store.zk.multi([Op("create", path, data), *child, Op("delete", bench.paths.assignment)])
+
+            async def settled() -> bool:
+                document, _ = await store.document()
+                return document is not None and document.revision > revision and not document.waiting
+
+            await wait_until_async(settled, 30, "the assignment")
+            await bench.settle(a, b)
+            assert bench.history.moves() == moves
 
 
 @pytest.mark.parametrize("damage", ["garbage", "of another member", "deleted"])

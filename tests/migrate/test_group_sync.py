@@ -17,7 +17,7 @@ from allocator import Consumer
 from allocator.migrate.offset_map import map_topic
 from allocator.testing import LocalCluster, produce, wait_until_async
 from tests.joining import joined
-from tests.migrate.mirroring import Pair, commit, committed, mirroring, transactions
+from tests.migrate.mirroring import Pair, commit, committed, delete_records, mirroring, transactions
 from tests.outside.java_tools import command, properties
 
 pytestmark = pytest.mark.deadline(300)
@@ -145,10 +145,12 @@ async def test_no_offset_is_overwritten_under_live_members_or_set_back(
             await wait_until_async(lambda name=name, offset=offset: reached(name, offset), 60, "the group to follow")
 
 
+@pytest.mark.parametrize("begins_at", [0, 100])
 async def test_a_map_that_begins_in_the_middle_moves_no_group_past_records(
-    make_pair: Callable[..., Any], group: str, caplog: pytest.LogCaptureFixture
+    begins_at: int, make_pair: Callable[..., Any], group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was deleted, and `--append` began another one behind the records that are there."""
+    """It was deleted, and `--append` began another one behind the records that are there. The old log may begin there,
+    too."""
     pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}.*")
     behind, beyond = f"{group}-behind", f"{group}-beyond"
     await pair.fill(100)
@@ -157,6 +159,7 @@ async def test_a_map_that_begins_in_the_middle_moves_no_group_past_records(
     await pair.fill(20)
     await commit(pair.old, behind, {pair.partition: 40})
     await commit(pair.old, beyond, {pair.partition: 110})
+    await asyncio.to_thread(delete_records, pair.old.bootstrap, pair.topic, begins_at)
 
     async def synced() -> bool:
         return await committed(pair.new, beyond, pair.topic) == {0: 110}

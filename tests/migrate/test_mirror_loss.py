@@ -27,7 +27,18 @@ from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.testing.versions import NEWEST
 from tests.migrate.cutting import World
-from tests.migrate.mirroring import Pair, commit, contents, cut, delete_records, fill, mirroring, numbered, values
+from tests.migrate.mirroring import (
+    Pair,
+    commit,
+    contents,
+    cut,
+    delete_records,
+    fill,
+    mirroring,
+    numbered,
+    transactions,
+    values,
+)
 
 pytestmark = pytest.mark.deadline(180)
 
@@ -236,6 +247,27 @@ async def test_records_that_the_new_cluster_would_delete_at_once_stop_their_topi
     await asyncio.to_thread(set_config, new, pair.topic, {"retention.ms": "1000"})
     with pytest.raises(TopicsDiffer, match=r"retention.ms of .* is '1000' on the new cluster alone"):
         await pair.catch_up()
+
+
+async def test_a_rollback_after_a_cut_behind_a_gap_skips_no_record(make_pair: MakePair) -> None:
+    pair = await make_pair(old_zookeeper=None)
+    await pair.fill(10, "one")
+    await asyncio.to_thread(transactions, pair.old.bootstrap, pair.topic, (b"two", 5), (b"three", 5))  # with markers
+    await pair.fill(20, "four")
+    await pair.catch_up()
+    await asyncio.to_thread(cut, pair.old, pair.topic, 10)
+    await pair.fill(100, "other")
+    await pair.catch_up(recreated={pair.topic: "continue"})
+    known, old, new = (
+        await pair.translation(),
+        *[(await contents(each, pair.topic))[0] for each in (pair.old, pair.new)],
+    )
+    places = {row[3]: row[0] for row in old}
+    for at in range(new[-1][0] + 1):
+        unread = [places[row[3]] for row in new if row[0] >= at and row[3] in places]
+        found = known.source(at)
+        assert found is not None
+        assert min(unread) >= found, at
 
 
 @pytest.mark.parametrize(

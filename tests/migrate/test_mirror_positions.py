@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import pytest
@@ -39,13 +40,156 @@ def test_an_ordinary_partition_needs_one_run() -> None:
     assert [known.target(source) for source in (99, 100, 250, 10_000)] == [None, 0, 150, 9_900]
 
 
-def test_a_map_that_begins_in_the_middle_tells_where_the_old_log_begins_there() -> None:
-    """A topic that was created again is mirrored behind the records of the former one; with a map that was deleted, the
-    new log may have the records before it."""
+def test_a_map_that_begins_in_the_middle_tells_nothing_of_offsets_before_it() -> None:
+    """The new log may have the records before it, whatever the old log has."""
     known = OffsetTranslation([Run(5, 20)])
-    assert [known.start(3, log_start) for log_start in (0, 4, 5, 9)] == [None, None, 20, 20]
-    assert known.start(7, 0) == 22
-    assert OffsetTranslation([Run(5, 0)]).start(3, 0) == 0
+    assert [known.start(source) for source in (0, 4, 5, 7)] == [None, None, 20, 22]
+    assert OffsetTranslation([Run(5, 0)]).start(3) == 0
+    assert OffsetTranslation().start(3) is None
+
+
+class Mirrored:
+    """A mirror of one partition between two logs, whose map may begin in the middle. Either log loses its first records
+    at any time."""
+
+    def __init__(self) -> None:
+        self.old: list[bool] = []
+        """Whether an old offset has a record."""
+        self.new: list[int | None] = []
+        """The old offset of each new record; None: another record."""
+        self.old_start = self.new_start = self.position = 0
+        self.map = OffsetTranslation([Run(0, 0)])
+
+    def mirror(self, count: int) -> None:
+        stop = min(self.position + count, len(self.old))
+        batch = [n for n in range(self.position, stop) if self.old[n]]
+        for _, piece in groupby(enumerate(batch), lambda each: each[1] - each[0]):
+            records = [n for _, n in piece]
+            self.map.extend(Run(records[0], len(self.new)), len(records))
+            self.new += records
+        self.position = stop
+
+    def begin_at(self, position: int) -> None:
+        """Continues there, like `take_over` with `--append`."""
+        if self.map.target(position) is None:
+            self.map.note(Run(position, len(self.new)))
+        self.position = max(position, self.old_start)
+
+    def restart(self, lost: int) -> None:
+        """The new log lost its last records, and the mirror continues with `--restart`."""
+        del self.new[max(self.new_start, len(self.new) - lost) :]
+        self.map = OffsetTranslation()
+        self.begin_at(self.old_start)
+
+    def check(self) -> None:
+        places = {n: at for at, n in enumerate(self.new) if at >= self.new_start and n is not None}
+        for source in range(self.position + 1):
+            found = self.map.start(source)
+            skipped = [
+                n for n, at in places.items() if found is not None and source <= n < self.position and at < found
+            ]
+            assert not skipped, f"a group at {source} starts at {found}: {self.map.runs}"
+
+
+class Lossy(Mirrored):
+    """Either log loses its last records. The mirror continues at its last commit, or where the old log was cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.committed = (0, 0)
+
+    def lose(self, count: int) -> None:
+        end = max(self.committed[1], len(self.new) - count)
+        del self.new[end:]
+        for run in self.map.corrected(end):
+            self.map.note(run)
+        self.position = self.committed[0]
+        for at, n in enumerate(self.new[self.committed[1] :], self.committed[1]):
+            if n is not None:
+                self.map.extend(Run(n, at), 1)
+                self.position = n + 1
+
+    def cut(self, count: int) -> None:
+        """`--recreated continue`: other records follow in the old log, and in the new one behind all copies."""
+        at, end = max(0, self.position - count), len(self.new)
+        if at < self.position:
+            del self.old[at:]
+            self.new = [None if n is None or n >= at else n for n in self.new]
+            later = [run for run in self.map.runs if run.source > at]
+            for run in (Run(at, end), *(Run(run.source, end, exact=False) for run in later)):
+                self.map.note(run)
+            self.position, self.committed = at, (at, end)
+
+    def check_back(self) -> None:
+        """A group that has read the new log up to some offset goes back, once all is mirrored again."""
+        self.mirror(len(self.old))
+        for target in range(len(self.new) + 1):
+            for found in (self.map.source(target), OffsetTranslation(self.map.inverse().runs).start(target)):
+                if found is not None:
+                    skipped = [n for n in self.new[target:] if n is not None and n < found]
+                    assert not skipped, f"a group at {target} goes back to {found}: {self.map.runs}"
+
+
+LOSSES = ["write", "write", "mirror", "mirror", "hide", "strangers", "commit", "lose"]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(LOSSES), st.integers(1, 6)))
+    | st.lists(st.tuples(st.sampled_from([*LOSSES, "cut"]), st.integers(1, 6)))
+)
+@example([("write", 3), ("mirror", 3), ("strangers", 1), ("write", 1), ("mirror", 1), ("lose", 6)])
+@example([("hide", 3), ("write", 2), ("mirror", 5), ("cut", 3), ("write", 4)])
+@example([("write", 4), ("mirror", 2), ("mirror", 6), ("strangers", 3), ("cut", 2), ("cut", 4), ("write", 4)])
+@example([("write", 4), ("mirror", 4), ("strangers", 2), ("write", 5), ("mirror", 1), ("lose", 6), ("strangers", 4)])
+def test_no_rollback_skips_a_record_after_a_log_has_lost_its_last_ones(history: list[tuple[str, int]]) -> None:
+    model = Lossy()
+    for step, count in history:
+        if step in ("write", "hide"):
+            model.old += [step == "write"] * count
+        elif step == "mirror":
+            model.mirror(count)
+        elif step == "strangers":
+            model.new += [None] * count
+        elif step == "commit":
+            model.committed = model.position, len(model.new)
+        elif step == "lose":
+            model.lose(count)
+        else:
+            model.cut(count)
+    model.check_back()
+
+
+STEPS = ["write", "write", "mirror", "mirror", "hide", "strangers", "delete old", "delete new"]
+
+
+@given(st.lists(st.tuples(st.sampled_from([*STEPS, "new map", "restart", "other mirror", "back"]), st.integers(1, 6))))
+@example([("write", 5), ("mirror", 5), ("new map", 1), ("delete old", 5)])
+@example([("write", 5), ("mirror", 5), ("delete old", 2), ("restart", 2)])
+@example([("write", 5), ("mirror", 5), ("delete old", 2), ("other mirror", 1), ("restart", 6)])
+def test_no_start_skips_a_record_that_the_new_log_has(history: list[tuple[str, int]]) -> None:
+    model = Mirrored()
+    for step, count in history:
+        if step in ("write", "hide"):
+            model.old += [step == "write"] * count
+        elif step == "mirror":
+            model.mirror(count)
+        elif step == "strangers":
+            model.new += [None] * count
+        elif step == "delete old":
+            model.old_start = min(model.old_start + count, len(model.old))
+            model.position = max(model.position, model.old_start)
+        elif step == "delete new":
+            model.new_start = min(model.new_start + count, len(model.new))
+        elif step == "new map":
+            model.map = OffsetTranslation()
+            model.begin_at(model.position)
+        elif step == "restart":
+            model.restart(count)
+        elif step == "other mirror":
+            model.new += [n for n in range(model.old_start, len(model.old)) if model.old[n]]
+        else:
+            model.begin_at(max(0, model.position - count))
+        model.check()
 
 
 def test_a_topic_with_many_gaps_has_a_small_map_that_skips_no_record() -> None:

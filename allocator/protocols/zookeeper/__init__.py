@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     )
     from allocator.protocols.zookeeper.znodes.load_reader import loads_of
     from allocator.protocols.zookeeper.znodes.member_names import member_name
-    from allocator.protocols.zookeeper.znodes.store import Store
+    from allocator.protocols.zookeeper.znodes.store import CopiedZnode, Store
 
 
 if not TYPE_CHECKING:  # a type checker would accept every name
@@ -78,6 +78,6 @@ if not TYPE_CHECKING:  # a type checker would accept every name
             "znodes.documents": "AssignmentDocument Claim MemberInfo Paths in_join_order",
             "znodes.load_reader": "loads_of",
             "znodes.member_names": "member_name",
-            "znodes.store": "Store",
+            "znodes.store": "CopiedZnode Store",
         },
     )

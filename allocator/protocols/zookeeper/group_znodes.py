@@ -44,7 +44,7 @@ class Snapshot:
     members: Mapping[str, MemberInfo]
     """The members with a readable member znode, in join order."""
     alive: frozenset[str]
-    """The members with a member znode or a claim."""
+    """The members with a member znode or a claim, of which a session is the owner."""
     claims: Mapping[str, Claim]
     """The readable claims of the members that the document waits for."""
     left: frozenset[str]
@@ -72,6 +72,7 @@ class GroupZnodes:
         self._commands = Watched(CommandStore(store.zk, store.paths).read, self.poke)
         self._readable_commands = Commands()
         self._infos: dict[str, MemberInfo] = {}
+        self._copies: set[str] = set()  # paths of copied znodes that were found
         self._claims: dict[str, Watched[Claim | None]] = {}
         self._budget = InflateBudget.of_claims()
         # (document, version of its znode, `Snapshot.miscounted`)
@@ -133,12 +134,13 @@ class GroupZnodes:
         """Reads what has changed. Raises ConnectionLost, and NoZnode if the group's own znodes were deleted."""
         document, version, rebuilt, miscounted = await self._read_document()
         found, claimed = await asyncio.gather(self._names.get(), self._claim_names.get())
-        names = in_join_order(found)
+        names, paths = in_join_order(found), self._store.paths
         members = await self._members(names)
         # a member whose member znode was deleted by hand works until it notices. Its claim still exists, so it counts
         # as alive
-        kept = {name for name in in_join_order(claimed) if name not in members and await self._is_kept(name)}
-        alive = frozenset({*names, *kept})
+        claiming = [name for name in in_join_order(claimed) if name not in members]
+        kept = {name for name in claiming if not await self._is_copy(paths.claim(name))}
+        alive = frozenset({*kept, *(name for name in names if paths.member(name) not in self._copies)})
         left: Iterable[str] = ()
         if document.seats or any(info.instance_id is not None for info in members.values()):
             left = await self._left_names.get()
@@ -217,21 +219,24 @@ class GroupZnodes:
         effect = "its partitions wait until the member writes it again or leaves"
         return await self._store.readable(effect, self._store.claim, member, watch, budget=self._budget)
 
-    async def _is_kept(self, member: str) -> bool:
-        """Whether the claim of a member without a readable member znode is that of a process."""
-        return not await self._store.delete_copy(self._store.paths.claim(member))
+    async def _is_copy(self, path: str) -> bool:
+        """Like `Store.is_copy`, but looks only once at a copy that stays: no member ever uses its name."""
+        if path not in self._copies and await self._store.is_copy(path):
+            self._copies.add(path)
+        return path in self._copies
 
     def _poke_released(self) -> None:
         self.released = True
         self.changed.set()
 
     async def _members(self, names: list[str]) -> dict[str, MemberInfo]:
-        fresh = [name for name in names if name not in self._infos]
+        path = self._store.paths.member
+        fresh = [name for name in names if name not in self._infos and path(name) not in self._copies]
         read = partial(self._store.readable, "this member gets no partitions", self._store.member)
         found = dict(zip(fresh, await asyncio.gather(*map(read, fresh))))
         for name in fresh:
             if found[name] is None:
-                await self._store.delete_copy(self._store.paths.member(name))
+                await self._is_copy(path(name))
         infos = {name: found.get(name) or self._infos.get(name) for name in names}
         self._infos = {name: info for name, info in infos.items() if info is not None}
         return self._infos

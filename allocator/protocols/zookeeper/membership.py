@@ -300,10 +300,12 @@ class ZooKeeperMembership(SessionMembership):
                 with contextlib.suppress(NoZnode):  # the group's znodes were deleted
                     names = in_join_order(await self._store.member_names())
                 self._check_registered(names)
-                place = names.index(self.member_id)
-                if place == 0:
+                older = names[: names.index(self.member_id)]
+                while older and await self._store.is_copy(self._store.paths.member(older[-1])):
+                    older.pop()
+                if not older:
                     await self._lead()
-                await self._watch_end_of(names[place - 1], gone.set)
+                await self._watch_end_of(older[-1], gone.set)
             except NoZnode:
                 continue
             except ConnectionLost:
@@ -314,14 +316,17 @@ class ZooKeeperMembership(SessionMembership):
     async def _watch_end_of(self, member: str, ended: Callable[[], None]) -> None:
         """Raises NoZnode if the member has left."""
         path = self._store.paths.member(member)
-        if await self._store.delete_copy(path):
-            raise NoZnode(path)
         try:
             # this watch fires when the znode is deleted; the writes that renew the lease do not fire it
             await self._zk.get_children(path, ended)
-        except NotAuthorized:
+        except NotAuthorized as error:
             if member not in await self._store.member_names(ended):
                 raise NoZnode(path) from None
+            log.warning(
+                "%s: %s. This member waits for its end, because it is older. Delete it if no process is behind it",
+                self._group,
+                error,
+            )
 
     async def _lead(self) -> None:
         self._leader = self._new_leader()

@@ -46,6 +46,14 @@ _LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decode")
 LARGE_REQUEST_BYTES = 64 << 10  # no ensemble refuses a smaller request
 
 
+class CopiedZnode(InvalidZnode):
+    """A member's znode, or its claim, that is not ephemeral. A tool has copied or restored it, so no process is behind
+    it, and it counts for nothing. No session will end it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "it is not ephemeral, so no process is behind it")
+
+
 class Store:
     """Reads and writes the znodes of one group as values.
 
@@ -97,21 +105,20 @@ class Store:
 
     async def member(self, member: str) -> MemberInfo | None:
         """Returns a member's info; None when it has left. Raises InvalidZnode."""
-        path = self.paths.member(member)
-        found = await read_of_others(self.zk, path)
-        if found is None:
-            return None
-        data, stat = found
-        if not stat.owner:
-            raise InvalidZnode(path, "it is not ephemeral, so no process is behind it")
-        return MemberInfo.decode(path, data)
+        found = await self.joined_member(member)
+        return None if found is None else found[0]
 
-    async def delete_copy(self, path: str) -> bool:
-        """Deletes the znode of a member, or its claim, if it is not ephemeral. Tools that copy or restore trees of
-        znodes leave such ones, and they would count as a member for ever. Returns whether it did."""
+    async def joined_member(self, member: str) -> tuple[MemberInfo, Stat] | None:
+        """Like `member`, with the stat of its znode."""
+        path = self.paths.member(member)
+        found = await read_of_member(self.zk, path)
+        return None if found is None else (MemberInfo.decode(path, found[0]), found[1])
+
+    async def is_copy(self, path: str) -> bool:
+        """Returns whether a member's znode, or its claim, is a `CopiedZnode`. Deletes it then, if ZooKeeper lets it."""
         try:
             stat = await self.zk.exists(path)
-        except NotAuthorized:  # since ZooKeeper 3.8.4
+        except NotAuthorized:  # since ZooKeeper 3.8.4. A process with other credentials may be behind it
             return False
         if stat is None or stat.owner:
             return False
@@ -123,8 +130,7 @@ class Store:
         except ConnectionLost:
             raise
         except ZooKeeperError as error:  # it has children, or its ACL forbids it
-            log.error("%s: it stays: %s", self.paths.group, error)
-            return False
+            log.error("%s: it stays, and counts for nothing: %s", self.paths.group, error)
         return True
 
     async def claim(
@@ -141,7 +147,7 @@ class Store:
         without a change since this read.
         """
         path = self.paths.claim(member)
-        found = await self._whole(read_of_others, path, self.paths.claims, watch, deleted)
+        found = await self._whole(read_of_member, path, self.paths.claims, watch, deleted)
         if found is None:
             return None
         data, stat = found
@@ -302,6 +308,23 @@ async def read_of_others(
             with contextlib.suppress(NotAuthorized):
                 await zk.exists(path, watch)
         raise InvalidZnode(path, str(error)) from error
+
+
+async def read_of_member(
+    zk: ZooKeeperClient, path: str, watch: Watch | None = None, *, deleted: Watch | None = None
+) -> tuple[bytes, Stat] | None:
+    """Like `read_of_others`, for a member's znode or its claim. Raises CopiedZnode if it is not ephemeral."""
+    try:
+        found = await read_of_others(zk, path, watch, deleted=deleted)
+    except InvalidZnode as error:
+        with contextlib.suppress(NotAuthorized):  # before ZooKeeper 3.8.4, any client may read the stat
+            stat = await zk.exists(path)
+            if stat is not None and not stat.owner:
+                raise CopiedZnode(path) from error
+        raise
+    if found is not None and not found[1].owner:
+        raise CopiedZnode(path)
+    return found
 
 
 async def computed(compute: Callable[[], T], large: bool) -> T:

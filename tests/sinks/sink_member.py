@@ -65,6 +65,10 @@ class Store:
         """Brings the row back to an earlier owner."""
         self._change(f"UPDATE {self.sink.table} SET fence = {fence}, owner = 'former' WHERE part = {part}")
 
+    def forget_row(self, part: int) -> None:
+        """Brings the table back to before the first owner."""
+        self._change(f"DELETE FROM {self.sink.table} WHERE part = {part}")
+
     def close(self) -> None:
         self.sink.close()
 

@@ -204,6 +204,46 @@ async def test_a_loss_of_the_owners_registration_is_noticed_too(new_store: Store
         store.sink.write(batch(5, 9, 2), store.store)
 
 
+@pytest.mark.parametrize("former", [1, 9, None])
+async def test_a_loss_of_the_registration_alone_is_noticed_before_anything_is_stored(
+    new_store: Stores, former: int | None
+) -> None:
+    """Effects are not lost, but no other owner stores the next ones: a reader that drops them would stand still."""
+    store, successor = new_store(), new_store()
+    if former is not None:
+        await begin(store, "former", former)
+        store.sink.write(batch(0, 5, former), store.store)
+    await begin(store, "a", 2, confirmed)
+    if former is None:
+        store.forget_row(P.partition)
+    else:
+        store.forget_owner(P.partition, former)
+    for _ in range(2):
+        with pytest.raises(SinkBehind, match="no longer has the registration of this owner"):
+            store.sink.write(batch(5, 9, 2), store.store)
+    with pytest.raises(SinkBehind):
+        await store.sink.pass_by(batch(5, 9, 2))
+    with pytest.raises(SinkBehind):
+        await store.sink.rewind(P, 0)
+    assert await begin(successor, "b", 3, confirmed) == ({} if former is None else {P: 5})
+    assert successor.sink.write(batch(0 if former is None else 5, 9, 3), successor.store)
+    assert once(successor, 9)
+    with pytest.raises(Fenced):
+        store.sink.write(batch(5, 9, 2), store.store)
+
+
+async def test_a_rewind_does_not_hide_a_loss(new_store: Stores) -> None:
+    store = new_store()
+    await begin(store, "a", 1)
+    store.sink.write(batch(0, 9, 1), store.store)
+    store.lose(P.partition, 3)
+    with pytest.raises(SinkBehind, match="at offset 3"):
+        await store.sink.rewind(P, 5)
+    await store.sink.rewind(P, 2)
+    assert store.sink.write(batch(2, 9, 1), store.store)
+    assert store.counts() == {(0, n): 1 + (n == 2) for n in range(9)}
+
+
 async def test_an_owner_that_only_registered_notices_a_loss_too(new_store: Stores) -> None:
     store, successor = new_store(), new_store()
     await begin(store, "a", 1)
@@ -318,7 +358,7 @@ async def test_any_order_of_owners_freezes_and_restarted_fences_stores_each_effe
                 end = process.position + chance.randrange(1, 4)
                 process.store.sink.write(batch(process.position, end, process.fence), process.store.store)
                 process.position = end
-        except (SinkError, Fenced):
+        except (SinkError, Fenced, SinkBehind):
             if process is processes[-1] and process.position is None:
                 raise
             process.position = None  # like a consumer that lost the partition without noticing, and got it again

@@ -27,7 +27,7 @@ from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, check_sink
 from allocator.core.consumer.topic_choice import TopicChoice
-from allocator.core.errors import AllocatorError, Closed, ConfigError, IllegalState, NotOwned
+from allocator.core.errors import AllocatorError, Closed, ConfigError, IllegalState, NotOwned, SinkBehind
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.coordinator import Coordinator
@@ -375,6 +375,10 @@ class GroupMember:
             await self.until_confirmed()
             await self.commits.commit_done(wanted, patience_s=RELEASE_PATIENCE_S)
 
+    async def report(self, error: AllocatorError) -> None:
+        """Passes an error to the user. Returns when the user has received it."""
+        await self._ownership.report(error)
+
     async def until_free(self, holds: Iterable[Hold]) -> None:
         """Waits until nobody works on the records of these holds."""
         holds = list(holds)
@@ -442,6 +446,11 @@ class SinkMember:
                 await self._sink.rewind(partition, offset, member.client.topic_id(partition.topic))
                 return state.assignment.get(partition) is tenure
             except AllocatorError as error:
+                if tenure.phase is not Phase.ACTIVE:
+                    break  # its next owner must not wait for the database
+                if isinstance(error, SinkBehind):  # only a new start helps
+                    await member.report(error)
+                    continue
                 log.warning("%s: %s:%d: retrying to set the sink to %d: %s", member.group, *partition, offset, error)
                 await asyncio.sleep(SINK_RETRY_S)
         return False

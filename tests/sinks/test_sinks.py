@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
+import threading
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.decode import scan
 from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkBehind, SinkError
 from allocator.sinks import SinkClaim, SinkOffset, SqliteSink, SqlSink
+from allocator.testing import wait_until_async
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition
 from tests.sinks.sink_member import Store
@@ -255,6 +258,45 @@ async def test_an_owner_that_only_registered_notices_a_loss_too(new_store: Store
     assert await begin(successor, "b", 3) == {P: 3}
     assert successor.sink.write(batch(3, 9, 3), successor.store)
     assert once(successor, 9)
+
+
+async def test_a_unit_that_is_given_up_is_stored_only_if_it_is_taken_back(new_store: Stores) -> None:
+    store = new_store()
+    await begin(store, "a", 1)
+    store.sink.write(batch(0, 5, 1), store.store)
+    left = await store.sink.give_up(batch(3, 9, 1))
+    assert left is not None
+    assert (left.base_offset, left.next_offset) == (5, 9)
+    with pytest.raises(AlreadyStored):
+        store.sink.write(batch(5, 9, 1), store.store)
+    store.sink.take_back(P)
+    assert store.sink.write(batch(5, 9, 1), store.store)
+    assert await store.sink.give_up(batch(5, 9, 1)) is None
+    assert once(store, 9)
+
+
+async def test_a_unit_may_be_stored_after_a_cancelled_attempt_to_give_it_up(new_store: Stores) -> None:
+    store, inside, may_end = new_store(), threading.Event(), threading.Event()
+    await begin(store, "a", 1)
+
+    def slow(connection: Any, unit: Batch) -> None:
+        inside.set()
+        may_end.wait(30)
+        raise RuntimeError("no")
+
+    running = asyncio.ensure_future(store.sink.write_async(batch(0, 5, 1), slow))
+    await wait_until_async(inside.is_set, 30, "the write")
+    given_up = asyncio.ensure_future(store.sink.give_up(batch(0, 5, 1)))
+    await asyncio.sleep(0.05)
+    given_up.cancel()
+    await asyncio.wait({given_up})
+    store.sink.take_back(P)
+    may_end.set()
+    with pytest.raises(RuntimeError):
+        await running
+    await store.sink.rewind(P, 0)  # after what is under way
+    assert store.sink.write(batch(0, 5, 1), store.store)
+    assert once(store, 5)
 
 
 async def test_a_topic_that_was_created_again_starts_without_an_offset(new_store: Stores) -> None:

@@ -25,7 +25,7 @@ from allocator.core.consumer.membership_config import (
 )
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
-from allocator.core.consumer.sink import OffsetSink, SinkClaim, check_sink
+from allocator.core.consumer.sink import OffsetSink, SinkClaim, Unit, check_sink
 from allocator.core.consumer.topic_choice import TopicChoice
 from allocator.core.errors import AllocatorError, Closed, ConfigError, IllegalState, NotOwned, SinkBehind
 from allocator.core.fetch.batch import Batch
@@ -426,6 +426,12 @@ class SinkMember:
 
     def reached(self, partition: TopicPartition) -> int:
         return self._sink.reached(partition)
+
+    async def give_up(self, unit: Unit) -> Unit | None:
+        return await self._sink.give_up(unit)
+
+    def take_back(self, partition: TopicPartition) -> None:
+        self._sink.take_back(partition)
 
     async def pass_by(self, unit: Batch | Record) -> None:
         await self._sink.pass_by(unit)

@@ -106,6 +106,8 @@ class TransactionalSink(Generic[Connection]):
         self._tried: dict[TopicPartition, tuple[int, int]] = {}
         self._reached: dict[TopicPartition, int] = {}
         """The next offset that this owner has seen in the row, or stored there; -1 if none. The row is never lower."""
+        self._given_up: dict[TopicPartition, int] = {}
+        """The ends of units that become dead letters or are skipped, so that a late call must not store them."""
         self._turns: dict[TopicPartition, threading.Lock] = {}
         """Held by whoever changes the offset in the row: a write that a rewind overtakes would undo it."""
         self._prepared = False
@@ -150,7 +152,10 @@ class TransactionalSink(Generic[Connection]):
         Errors of the database and of `effects` are raised unchanged. After such an error nothing is stored, unless the
         response to the commit was lost.
         """
-        with self._turn(TopicPartition(unit.topic, unit.partition)):
+        partition, start, _ = _extent(unit)
+        with self._turn(partition):
+            if start < self._given_up.get(partition, -1):
+                raise AlreadyStored(partition, start, self._given_up[partition])
             return self._write(unit, effects)
 
     def _write(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
@@ -180,6 +185,27 @@ class TransactionalSink(Generic[Connection]):
     async def write_async(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
         """Like `write`, in a thread."""
         return await asyncio.to_thread(self.write, unit, effects)
+
+    async def give_up(self, unit: Unit) -> Unit | None:
+        """Returns the records of `unit` that the table does not have; None if it has them all.
+
+        The consumer calls it before records become dead letters or are skipped: a handler may have stored some of them
+        before it failed. Waits for a write of the partition that runs. From then on `write` refuses the unit, until
+        `take_back`. Raises `Fenced`, `SinkBehind` and `SinkError`.
+        """
+        partition, _, end = _extent(unit)
+
+        def left() -> Unit | None:
+            with self._turn(partition), self._mapped_errors(), self._transaction() as connection:
+                stored = self._stored(connection, self._key(partition), self._owner(unit))
+            return _since(unit, stored)
+
+        self._given_up[partition] = end
+        return await asyncio.to_thread(left)
+
+    def take_back(self, partition: TopicPartition) -> None:
+        """Ends `give_up`: what is not stored may be written again."""
+        self._given_up.pop(partition, None)
 
     async def pass_by(self, unit: Unit) -> None:
         """Stores the offset after `unit` without effects.

@@ -52,6 +52,10 @@ class OffsetSink(Protocol):
     async def rewind(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> None:
         """Sets the offset of a partition back, so that later records can be stored again. Raises AllocatorError."""
 
+    def take_rewind(self, partition: TopicPartition) -> int | None:
+        """Returns the offset of the last `rewind`, which may still run; None if this owner has not called it since the
+        last `take_rewind`."""
+
     async def give_up(self, unit: Unit) -> Unit | None:
         """Returns the records of `unit` that are not stored; None if all are. Until `take_back`, no other call than
         `pass_by` stores them.

@@ -106,6 +106,8 @@ class TransactionalSink(Generic[Connection]):
         self._tried: dict[TopicPartition, tuple[int, int]] = {}
         self._reached: dict[TopicPartition, int] = {}
         """The next offset that this owner has seen in the row, or stored there; -1 if none. The row is never lower."""
+        self._rewound: dict[TopicPartition, int] = {}
+        """The offsets of rewinds that a seek has not followed yet."""
         self._given_up: dict[TopicPartition, int] = {}
         """The ends of units that become dead letters or are skipped, so that a late call must not store them."""
         self._turns: dict[TopicPartition, threading.Lock] = {}
@@ -264,10 +266,22 @@ class TransactionalSink(Generic[Connection]):
     async def rewind(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> None:
         """Allows records from this lower offset on to be stored again. Waits for a write of the partition that runs.
 
-        The consumer calls it when the log was truncated or the topic was created again. Call it yourself before
-        `Consumer.seek` to a lower offset. Raises `Fenced`, `SinkBehind` or `SinkError`.
+        The consumer calls it when the log was truncated or the topic was created again. Call it yourself together with
+        `Consumer.seek` to a lower offset, directly before or after it. Raises `Fenced`, `SinkBehind` or `SinkError`.
         """
-        await asyncio.to_thread(self._rewind, partition, offset, topic_id)
+        self._rewound[partition] = offset
+        try:
+            await asyncio.to_thread(self._rewind, partition, offset, topic_id)
+        except BaseException:
+            self.take_rewind(partition)
+            raise
+
+    def take_rewind(self, partition: TopicPartition) -> int | None:
+        """Returns the offset of a rewind that no seek has followed; None if there is none, or after this call.
+
+        The consumer calls it after a seek: records that were delivered before it may have moved the offset on since.
+        """
+        return self._rewound.pop(partition, None)
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -303,6 +317,7 @@ class TransactionalSink(Generic[Connection]):
                 continue
             self._owned[partition] = _Owned(row.fence, owner)
             self._tried.pop(partition, None)
+            self.take_rewind(partition)
             self._reached[partition] = -1 if row.next_offset is None else row.next_offset
             if row.next_offset is not None:
                 found[partition] = SinkOffset(row.next_offset, -1 if row.leader_epoch is None else row.leader_epoch)

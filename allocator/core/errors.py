@@ -191,16 +191,25 @@ class AlreadyStored(AllocatorError):
 
 
 class SinkBehind(AllocatorError):
-    """The database of a sink has lost what it had stored, so records before the next ones have no effect in it.
+    """The database of a sink has lost effects that it had stored, or the registration of this owner.
 
-    A consumer that starts again continues at `stored`, the offset in the database, and loses none of them.
+    A consumer that starts again continues at `stored`, the offset in the database, and loses no record. If the database
+    has no offset (-1), the consumer starts as with a new table.
     """
 
     def __init__(self, partition: TopicPartition, stored: int, reached: int) -> None:
+        what = f"the sink is at offset {max(stored, 0)}, but this process has stored the records before {reached}"
+        if stored >= reached:
+            what = "the sink no longer has the registration of this owner, and no other owner has registered since"
+        advice = "Start the consumer again: it continues at the offset in the database"
+        if stored < 0 <= reached:
+            advice = (
+                "The table has no offset, so a new start begins at the committed offset in Kafka, or as "
+                "auto_offset_reset says: seek to the first record whose effects are lost"
+            )
         super().__init__(
-            f"{partition.topic}:{partition.partition}: the sink is at offset {max(stored, 0)}, but this process has "
-            f"stored the records before {reached}: the database has lost transactions, as after a failover to a "
-            "replica that was behind. Start the consumer again: it continues at the offset in the database"
+            f"{partition.topic}:{partition.partition}: {what}: the database has lost transactions, as after a failover "
+            f"to a replica that was behind. {advice}"
         )
         self.partition = partition
         self.stored = stored

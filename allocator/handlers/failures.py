@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from allocator.core.aio import first_of, wait_for_event
 from allocator.core.telemetry import Measures
@@ -27,7 +27,7 @@ from allocator.handlers.letter_headers import shortened
 from allocator.handlers.policy import Action
 from allocator.handlers.retry_topics import RetryTopics
 from allocator.handlers.window import offset_of
-from allocator.types import Record
+from allocator.types import Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +35,20 @@ OUT_OF_STEP = (AlreadyStored, SinkBehind)  # what a sink raises if its offset is
 TOO_LARGE = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 
 
+class PassingSink(Protocol):
+    """What the consumer's sink does for records that are given up (`OffsetSink`)."""
+
+    async def give_up(self, unit: Any) -> Any: ...
+
+    def take_back(self, partition: TopicPartition) -> None: ...
+
+    async def pass_by(self, unit: Any) -> None: ...
+
+
 class Failures:
     """Handles failed records for the workers of all partitions.
 
-    `may_act` and `until_active` tell whether this member may still act, and wait until it may. `pass_by` stores the
-    offset after a record in the sink; None without a sink.
+    `may_act` and `until_active` tell whether this member may still act, and wait until it may.
     """
 
     def __init__(
@@ -49,7 +58,7 @@ class Failures:
         dead_letters: DeadLetterTopic | None,
         retry_topics: RetryTopics | None,
         measures: Measures,
-        pass_by: Callable[[Any], Awaitable[None]] | None,
+        sink: PassingSink | None,
         *,
         may_act: Callable[[], bool],
         until_active: Callable[[], Coroutine[Any, Any, None]],
@@ -59,7 +68,7 @@ class Failures:
         self._dead_letters = dead_letters
         self._retry_topics = retry_topics
         self._measures = measures
-        self._pass_by = pass_by
+        self._sink = sink
         self._may_act, self._until_active = may_act, until_active
 
     def delay_s(self, lane: Lane, error: BaseException, since_s: float) -> float | None:
@@ -90,22 +99,54 @@ class Failures:
     async def give_up(self, lane: Lane, error: BaseException) -> bool:
         """Writes the record to a retry topic or to the dead-letter topic, or skips it.
 
-        A sink then stores the offset after it, because that is where the next owner starts.
+        With a sink, leaves out the records of a batch that the handler has stored before it failed. The sink then
+        stores the offset after the others, because that is where the next owner starts.
 
         Returns False if the partition leaves this member first. Raises HandlerFailed if none of these is possible. A
         worker that stops does so too: the next owner would call the handler once more for a record that is given up.
         """
-        if not (await self._still_owns(lane.worker) and await self._pass_on(lane, error)):
+        worker, argument, sink = lane.worker, lane.units[0].argument, self._sink
+        if not await self._still_owns(worker):
             return False
-        pass_by, argument = self._pass_by, lane.units[0].argument
-        if pass_by is None:
-            return True
+        if sink is None or not self._leaves_sink(error):
+            return await self._pass_on(lane, argument, error)
+        offset = offset_of(argument)
+        left: list[Any] = []
+
+        async def find_left() -> None:
+            left.append(await sink.give_up(argument))
+
         try:
-            return await self._until_sent(
-                lane.worker, offset_of(argument), "the sink has not passed it", lambda: pass_by(argument)
+            if not await self._by_sink(worker, offset, "the sink has not returned its offset", find_left):
+                return False
+            if left[0] is None:
+                text = "%s: offset %d: the handler failed after the sink had stored everything, so it is done: %s"
+                log.error(
+                    text, worker.name, offset, shown(error), extra=worker.where(offset), exc_info=shortened(error)
+                )
+                return True
+            return await self._pass_on(lane, left[0], error) and await self._by_sink(
+                worker, offset, "the sink has not passed it", lambda: sink.pass_by(left[0])
             )
+        finally:
+            sink.take_back(worker.partition)
+
+    def _leaves_sink(self, error: BaseException) -> bool:
+        """Returns whether the record is skipped or sent elsewhere, so that the sink has to pass it."""
+        if isinstance(error, Skipped) or self._action(error) is Action.SKIP:
+            return True
+        return self._dead_letters is not None and not self._is_final(error)
+
+    def _is_final(self, error: BaseException) -> bool:
+        # Fenced: another member owns the partition and will handle the record, so it is no dead letter
+        return self._action(error) is Action.STOP or isinstance(error, Fenced)
+
+    async def _by_sink(self, worker: LaneOwner, offset: int, what: str, call: Callable[[], Awaitable[None]]) -> bool:
+        """Like `_until_sent`. Returns False, too, if another member owns the partition, which handles the record."""
+        try:
+            return await self._until_sent(worker, offset, what, call)
         except Fenced:
-            return False  # the next owner handles the record, or passes it on once more
+            return False
 
     async def _still_owns(self, worker: LaneOwner) -> bool:
         """Returns whether the partition is this member's. The call may have failed because the process stood still, and
@@ -118,9 +159,8 @@ class Failures:
             await first_of(self._until_active(), worker.stopped.wait())
         return False
 
-    async def _pass_on(self, lane: Lane, error: BaseException) -> bool:
+    async def _pass_on(self, lane: Lane, argument: Any, error: BaseException) -> bool:
         worker = lane.worker
-        argument = lane.units[0].argument
         offset = offset_of(argument)
         action = self._action(error)
         topic, partition = worker.partition
@@ -134,8 +174,7 @@ class Failures:
             log.error("%s; skipping it", failed.what, extra=where, exc_info=shortened(error))
             self._measures.records_skipped += 1
             return True
-        # Fenced: another member owns the partition and will handle the record, so it is no dead letter
-        final = action is Action.STOP or isinstance(error, Fenced)
+        final = self._is_final(error)
         retries = self._retry_topics
         level = None if retries is None or final or action is not Action.RETRY else retries.plan.after(argument)
         if retries is not None and level is not None:

@@ -167,7 +167,7 @@ class Processor:
                 self._dead_letters,
                 self._retry_topics,
                 measures,
-                None if member.sink is None else member.sink.pass_by,
+                member.sink,
                 may_act=member.membership.may_act,
                 until_active=member.commits.until_may_act,
             ),

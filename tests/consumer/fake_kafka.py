@@ -383,6 +383,15 @@ class MemorySink:
         if topic_id is not None and partition in self._owners:
             self._owners[partition] = self._owners[partition]._replace(topic_id=topic_id)
 
+    def take_rewind(self, partition: TopicPartition) -> int | None:
+        return None
+
+    async def give_up(self, unit: Any) -> Any:
+        return unit
+
+    def take_back(self, partition: TopicPartition) -> None:
+        pass
+
     async def pass_by(self, unit: Any) -> None:
         self.write(unit)
 

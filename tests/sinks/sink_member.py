@@ -55,6 +55,11 @@ class Store:
     def written(self) -> int:
         return int(self._rows(f"SELECT count(*) FROM {self.effects}")[0][0])
 
+    def next_offset(self, part: int) -> int | None:
+        """The offset in the row, without waiting for a transaction; None if there is none."""
+        rows = self._rows(f"SELECT next_offset FROM {self.sink.table} WHERE part = {part}")
+        return rows[0][0] if rows else None
+
     def lose(self, part: int, kept: int | None) -> None:
         """Brings the tables back to when the next offset was `kept`, as a replica that was behind has them."""
         self._change(f"DELETE FROM {self.effects} WHERE part = {part} AND number >= {kept or 0}")
@@ -64,6 +69,10 @@ class Store:
     def forget_owner(self, part: int, fence: int) -> None:
         """Brings the row back to an earlier owner."""
         self._change(f"UPDATE {self.sink.table} SET fence = {fence}, owner = 'former' WHERE part = {part}")
+
+    def forget_row(self, part: int) -> None:
+        """Brings the table back to before the first owner."""
+        self._change(f"DELETE FROM {self.sink.table} WHERE part = {part}")
 
     def close(self) -> None:
         self.sink.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
+import threading
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.decode import scan
 from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkBehind, SinkError
 from allocator.sinks import SinkClaim, SinkOffset, SqliteSink, SqlSink
+from allocator.testing import wait_until_async
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition
 from tests.sinks.sink_member import Store
@@ -180,9 +183,10 @@ async def test_effects_that_the_database_has_lost_are_stored_again(new_store: St
     store.sink.write(batch(0, 5, 1), store.store)
     store.sink.write(batch(5, 9, 1), store.store)
     store.lose(P.partition, kept)
+    advice = "seek to the first record" if kept is None else "it continues at the offset in the database"
     for _ in range(2):
         with pytest.raises(
-            SinkBehind, match=f"is at offset {kept or 0}, but this process has stored the records before 9"
+            SinkBehind, match=f"is at offset {kept or 0}, but this process has stored the records before 9.*{advice}"
         ):
             store.sink.write(batch(9, 12, 1), store.store)
     assert await begin(successor, "b", 2) == ({} if kept is None else {P: kept})
@@ -204,6 +208,46 @@ async def test_a_loss_of_the_owners_registration_is_noticed_too(new_store: Store
         store.sink.write(batch(5, 9, 2), store.store)
 
 
+@pytest.mark.parametrize("former", [1, 9, None])
+async def test_a_loss_of_the_registration_alone_is_noticed_before_anything_is_stored(
+    new_store: Stores, former: int | None
+) -> None:
+    """Effects are not lost, but no other owner stores the next ones: a reader that drops them would stand still."""
+    store, successor = new_store(), new_store()
+    if former is not None:
+        await begin(store, "former", former)
+        store.sink.write(batch(0, 5, former), store.store)
+    await begin(store, "a", 2, confirmed)
+    if former is None:
+        store.forget_row(P.partition)
+    else:
+        store.forget_owner(P.partition, former)
+    for _ in range(2):
+        with pytest.raises(SinkBehind, match="no longer has the registration of this owner"):
+            store.sink.write(batch(5, 9, 2), store.store)
+    with pytest.raises(SinkBehind):
+        await store.sink.pass_by(batch(5, 9, 2))
+    with pytest.raises(SinkBehind):
+        await store.sink.rewind(P, 0)
+    assert await begin(successor, "b", 3, confirmed) == ({} if former is None else {P: 5})
+    assert successor.sink.write(batch(0 if former is None else 5, 9, 3), successor.store)
+    assert once(successor, 9)
+    with pytest.raises(Fenced):
+        store.sink.write(batch(5, 9, 2), store.store)
+
+
+async def test_a_rewind_does_not_hide_a_loss(new_store: Stores) -> None:
+    store = new_store()
+    await begin(store, "a", 1)
+    store.sink.write(batch(0, 9, 1), store.store)
+    store.lose(P.partition, 3)
+    with pytest.raises(SinkBehind, match="at offset 3"):
+        await store.sink.rewind(P, 5)
+    await store.sink.rewind(P, 2)
+    assert store.sink.write(batch(2, 9, 1), store.store)
+    assert store.counts() == {(0, n): 1 + (n == 2) for n in range(9)}
+
+
 async def test_an_owner_that_only_registered_notices_a_loss_too(new_store: Stores) -> None:
     store, successor = new_store(), new_store()
     await begin(store, "a", 1)
@@ -215,6 +259,45 @@ async def test_an_owner_that_only_registered_notices_a_loss_too(new_store: Store
     assert await begin(successor, "b", 3) == {P: 3}
     assert successor.sink.write(batch(3, 9, 3), successor.store)
     assert once(successor, 9)
+
+
+async def test_a_unit_that_is_given_up_is_stored_only_if_it_is_taken_back(new_store: Stores) -> None:
+    store = new_store()
+    await begin(store, "a", 1)
+    store.sink.write(batch(0, 5, 1), store.store)
+    left = await store.sink.give_up(batch(3, 9, 1))
+    assert left is not None
+    assert (left.base_offset, left.next_offset) == (5, 9)
+    with pytest.raises(AlreadyStored):
+        store.sink.write(batch(5, 9, 1), store.store)
+    store.sink.take_back(P)
+    assert store.sink.write(batch(5, 9, 1), store.store)
+    assert await store.sink.give_up(batch(5, 9, 1)) is None
+    assert once(store, 9)
+
+
+async def test_a_unit_may_be_stored_after_a_cancelled_attempt_to_give_it_up(new_store: Stores) -> None:
+    store, inside, may_end = new_store(), threading.Event(), threading.Event()
+    await begin(store, "a", 1)
+
+    def slow(connection: Any, unit: Batch) -> None:
+        inside.set()
+        may_end.wait(30)
+        raise RuntimeError("no")
+
+    running = asyncio.ensure_future(store.sink.write_async(batch(0, 5, 1), slow))
+    await wait_until_async(inside.is_set, 30, "the write")
+    given_up = asyncio.ensure_future(store.sink.give_up(batch(0, 5, 1)))
+    await asyncio.sleep(0.05)
+    given_up.cancel()
+    await asyncio.wait({given_up})
+    store.sink.take_back(P)
+    may_end.set()
+    with pytest.raises(RuntimeError):
+        await running
+    await store.sink.rewind(P, 0)  # after what is under way
+    assert store.sink.write(batch(0, 5, 1), store.store)
+    assert once(store, 5)
 
 
 async def test_a_topic_that_was_created_again_starts_without_an_offset(new_store: Stores) -> None:
@@ -318,7 +401,7 @@ async def test_any_order_of_owners_freezes_and_restarted_fences_stores_each_effe
                 end = process.position + chance.randrange(1, 4)
                 process.store.sink.write(batch(process.position, end, process.fence), process.store.store)
                 process.position = end
-        except (SinkError, Fenced):
+        except (SinkError, Fenced, SinkBehind):
             if process is processes[-1] and process.position is None:
                 raise
             process.position = None  # like a consumer that lost the partition without noticing, and got it again

@@ -25,9 +25,9 @@ from allocator.core.consumer.membership_config import (
 )
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
-from allocator.core.consumer.sink import OffsetSink, SinkClaim, check_sink
+from allocator.core.consumer.sink import OffsetSink, SinkClaim, Unit, check_sink
 from allocator.core.consumer.topic_choice import TopicChoice
-from allocator.core.errors import AllocatorError, Closed, ConfigError, IllegalState, NotOwned
+from allocator.core.errors import AllocatorError, Closed, ConfigError, IllegalState, NotOwned, SinkBehind
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.coordinator import Coordinator
@@ -336,6 +336,8 @@ class GroupMember:
     def seek(self, partition: TopicPartition, position: OffsetAndMetadata | int) -> None:
         """Sets the position, whatever was delivered or done before."""
         self.state.seek(partition, position)
+        if self.sink is not None:
+            self.sink.sought(partition)
         self.fetcher.wake()
 
     def sought(self, partition: TopicPartition, offset: int) -> bool:
@@ -345,7 +347,8 @@ class GroupMember:
         """
         if partition not in self.state.held:
             return False
-        self.seek(partition, offset)
+        self.state.seek(partition, offset)
+        self.fetcher.wake()
         return True
 
     async def log_offset(self, partition: TopicPartition, at: int | str) -> int | None:
@@ -379,6 +382,10 @@ class GroupMember:
             await self.until_confirmed()
             await self.commits.commit_done(wanted, patience_s=RELEASE_PATIENCE_S)
 
+    async def report(self, error: AllocatorError) -> None:
+        """Passes an error to the user. Returns when the user has received it."""
+        await self._ownership.report(error)
+
     async def until_free(self, holds: Iterable[Hold]) -> None:
         """Waits until nobody works on the records of these holds."""
         holds = list(holds)
@@ -392,6 +399,13 @@ class GroupMember:
         foreign = [p for p in partitions if p not in assignment]
         if foreign:
             raise NotOwned(f"{self.group}: this member does not own {partition_names(foreign)}")
+
+
+class _Rewinding(Hold):
+    """Holds the records of a partition back while the sink's offset is set back for a seek."""
+
+    full = True
+    void = True
 
 
 class SinkMember:
@@ -427,8 +441,35 @@ class SinkMember:
     def reached(self, partition: TopicPartition) -> int:
         return self._sink.reached(partition)
 
+    async def give_up(self, unit: Unit) -> Unit | None:
+        return await self._sink.give_up(unit)
+
+    def take_back(self, partition: TopicPartition) -> None:
+        self._sink.take_back(partition)
+
     async def pass_by(self, unit: Batch | Record) -> None:
         await self._sink.pass_by(unit)
+
+    def sought(self, partition: TopicPartition) -> None:
+        """Called after the user has sought. Holds the records back until the sink's offset is as low as the user's call
+        of its `rewind` demands, before the seek or directly after it."""
+        tenure = self._member.state.assignment[partition]
+        hold = _Rewinding(tenure)
+        tenure.add(hold)
+        self._member.start_task(self._rewind_again(hold), "rewind")
+
+    async def _rewind_again(self, hold: _Rewinding) -> None:
+        """Repeats the user's rewind, because writes of records that were delivered before the seek may have moved the
+        offset on."""
+        tenure = hold.tenure
+        try:
+            offset = self._sink.take_rewind(tenure.partition)
+            if offset is not None and tenure.phase is not Phase.ENDED:
+                await self.rewind(tenure.partition, offset)
+        finally:
+            hold.busy = hold.full = False
+            self._member.state.on_freed()
+            self._member.holds_changed()
 
     async def rewind(self, partition: TopicPartition, offset: int) -> bool:
         """Sets the sink's offset back once all delivered records are done. Later writes would move it forward again.
@@ -439,13 +480,19 @@ class SinkMember:
         member, state = self._member, self._member.state
         tenure = state.assignment.get(partition)
         while tenure is not None and state.assignment.get(partition) is tenure:
-            await member.until_free(tenure.holds)
+            await member.until_free(hold for hold in tenure.holds if not isinstance(hold, _Rewinding))
             if state.assignment.get(partition) is not tenure:
                 break
             try:
                 await self._sink.rewind(partition, offset, member.client.topic_id(partition.topic))
+                self._sink.take_rewind(partition)  # only a seek of the user follows a rewind of the user
                 return state.assignment.get(partition) is tenure
             except AllocatorError as error:
+                if tenure.phase is not Phase.ACTIVE:
+                    break  # its next owner must not wait for the database
+                if isinstance(error, SinkBehind):  # only a new start helps
+                    await member.report(error)
+                    continue
                 log.warning("%s: %s:%d: retrying to set the sink to %d: %s", member.group, *partition, offset, error)
                 await asyncio.sleep(SINK_RETRY_S)
         return False

@@ -44,7 +44,7 @@ class Ownership(HoldingListener):
     ) -> None:
         super().__init__(state, listener)
         self._state = state
-        self._starts = StartingPositions(state, committed, fetcher, sink, self._report, retry_backoff_s)
+        self._starts = StartingPositions(state, committed, fetcher, sink, self.report, retry_backoff_s)
         self._fetcher = fetcher
         self._commit = commit
         self._commits_settled = commits_settled
@@ -167,7 +167,7 @@ class Ownership(HoldingListener):
         except AllocatorError as error:
             log.warning("done records of revoked partitions are not committed: %s", error)
 
-    async def _report(self, error: AllocatorError) -> None:
+    async def report(self, error: AllocatorError) -> None:
         """Passes an error to the user. Returns when the user has received it."""
         self.failed(error)
         await self.until(lambda: self._error is None)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, Union, runtime_checkable
 
 from allocator.core.errors import ConfigError
 from allocator.core.fetch.batch import Batch
 from allocator.core.record import Record
 from allocator.core.types import TopicPartition
+
+Unit = TypeVar("Unit", bound=Union[Batch, Record])
 
 
 class SinkClaim(NamedTuple):
@@ -49,6 +51,20 @@ class OffsetSink(Protocol):
 
     async def rewind(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> None:
         """Sets the offset of a partition back, so that later records can be stored again. Raises AllocatorError."""
+
+    def take_rewind(self, partition: TopicPartition) -> int | None:
+        """Returns the offset of the last `rewind`, which may still run; None if this owner has not called it since the
+        last `take_rewind`."""
+
+    async def give_up(self, unit: Unit) -> Unit | None:
+        """Returns the records of `unit` that are not stored; None if all are. Until `take_back`, no other call than
+        `pass_by` stores them.
+
+        Raises Fenced if the partition has another owner, and AllocatorError.
+        """
+
+    def take_back(self, partition: TopicPartition) -> None:
+        """Ends `give_up`."""
 
     async def pass_by(self, unit: Batch | Record) -> None:
         """Stores the offset after a unit without effects: it became a dead letter, or is skipped.

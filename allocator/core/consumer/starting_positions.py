@@ -10,9 +10,7 @@ from typing import Protocol
 from allocator.core.aio.reminder import Reminder
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.errors import AllocatorError, NoOffsetsError
-from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.record import Record
 from allocator.core.subscription.partition import FetchState, TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
@@ -34,9 +32,6 @@ class SinkOffsets(Protocol):
     async def rewind(self, partition: TopicPartition, offset: int) -> bool:
         """Sets the sink's offset back, and retries while this member owns the partition. Returns False if it has
         left."""
-
-    async def pass_by(self, unit: Batch | Record) -> None:
-        """Stores the offset after a unit that has no effects. Raises AllocatorError."""
 
 
 class StartingPositions:

@@ -12,8 +12,9 @@ its claim with the group again. If the group confirms the claim after the row wa
 the owner replaces exactly that row.
 
 A database may lose transactions that it has acknowledged: a replica that was behind takes over, or it crashes with
-`synchronous_commit` off. Then the row is lower than what this process has stored, and the process stores nothing more:
-the next records would leave a gap. An owner that registers later starts at the row, and stores the lost effects again.
+`synchronous_commit` off. Then the row is lower than what this process has stored, or is the one that this process
+replaced when it registered, and the process stores nothing more: the next records would leave a gap. An owner that
+registers later starts at the row, and stores the lost effects again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, NamedTuple, Optional, TypeVar, Union
@@ -65,6 +67,9 @@ class _Owned(NamedTuple):
     owner: str
 
 
+NEW_ROW = _Owned(-2, "")  # the owner in a row that `INSERT` has just added
+
+
 class _Row(NamedTuple):
     next_offset: Optional[int]
     leader_epoch: Optional[int]
@@ -95,12 +100,18 @@ class TransactionalSink(Generic[Connection]):
         self.table = table
         self._group: str | None = None
         self._owned: dict[TopicPartition, _Owned] = {}
+        self._replaced: dict[TopicPartition, _Owned] = {}
+        """The owner in the row before this process registered. It is there again only if the database has lost that."""
         # partition -> first and end offset of its last write, which may have failed
         self._tried: dict[TopicPartition, tuple[int, int]] = {}
         self._reached: dict[TopicPartition, int] = {}
         """The next offset that this owner has seen in the row, or stored there; -1 if none. The row is never lower."""
-        self._rewinds: dict[TopicPartition, int] = {}
-        """How often a rewind has begun or ended. Odd during one: then the row may be lower, or not yet."""
+        self._rewound: dict[TopicPartition, int] = {}
+        """The offsets of rewinds that a seek has not followed yet."""
+        self._given_up: dict[TopicPartition, int] = {}
+        """The ends of units that become dead letters or are skipped, so that a late call must not store them."""
+        self._turns: dict[TopicPartition, threading.Lock] = {}
+        """Held by whoever changes the offset in the row: a write that a rewind overtakes would undo it."""
         self._prepared = False
 
     # -- implemented for a database ------------------------------------------------------------------------------
@@ -138,33 +149,27 @@ class TransactionalSink(Generic[Connection]):
         called. Returns whether `effects` was called; it must not commit or roll back.
 
         Raises `Fenced` if the partition has had another owner since. Nothing of this unit is stored then; the new owner
-        stores it. Raises `AlreadyStored` for a unit out of order, and `SinkBehind` if the database has lost effects.
+        stores it. Raises `AlreadyStored` for a unit out of order, and `SinkBehind` if the database has lost effects, or
+        the registration of this owner.
         Errors of the database and of `effects` are raised unchanged. After such an error nothing is stored, unless the
         response to the commit was lost.
         """
+        partition, start, _ = _extent(unit)
+        with self._turn(partition):
+            if start < self._given_up.get(partition, -1):
+                raise AlreadyStored(partition, start, self._given_up[partition])
+            return self._write(unit, effects)
+
+    def _write(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
         partition, start, end = _extent(unit)
-        owned = self._owned.get(partition)
-        if owned is None or owned.fence != unit.fence:
-            raise self._refused(partition, unit.fence, owned.fence if owned else None)
-        key = self._key(partition)
-        left: Any = unit
-        rewinds = self._rewinds.get(partition, 0)
-
-        def is_rewound() -> bool:
-            return bool(rewinds % 2) or self._rewinds.get(partition, 0) != rewinds
-
+        owned, key = self._owner(unit), self._key(partition)
         with self._transaction() as connection:
             stored = self._stored(connection, key, owned)
-            reached = self._reached.get(partition, -1)
-            if stored < reached and not is_rewound():
-                raise SinkBehind(partition, stored, reached)
-            if stored > start:
-                if self._tried.get(partition, (-1,))[0] != start:
-                    raise AlreadyStored(partition, start, stored)
-                if stored >= end:
-                    return False
-                assert isinstance(unit, Batch)  # a record cannot be stored in parts
-                left = unit.from_offset(stored)
+            if stored > start and self._tried.get(partition, (-1,))[0] != start:
+                raise AlreadyStored(partition, start, stored)
+            left: Any = _since(unit, stored)
+            if left is None:
+                return False
             effects(connection, left)
             if not self._in_transaction(connection):
                 raise ConfigError(
@@ -175,13 +180,34 @@ class TransactionalSink(Generic[Connection]):
             if self._run(connection, STORE, values).rowcount != 1:
                 self._stored(connection, key, owned)
                 raise AlreadyStored(partition, start, end)
-        if self._owned.get(partition) is owned and not is_rewound():
+        if self._owned.get(partition) is owned:
             self._reached[partition] = end
         return True
 
     async def write_async(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
         """Like `write`, in a thread."""
         return await asyncio.to_thread(self.write, unit, effects)
+
+    async def give_up(self, unit: Unit) -> Unit | None:
+        """Returns the records of `unit` that the table does not have; None if it has them all.
+
+        The consumer calls it before records become dead letters or are skipped: a handler may have stored some of them
+        before it failed. Waits for a write of the partition that runs. From then on `write` refuses the unit, until
+        `take_back`. Raises `Fenced`, `SinkBehind` and `SinkError`.
+        """
+        partition, _, end = _extent(unit)
+
+        def left() -> Unit | None:
+            with self._turn(partition), self._mapped_errors(), self._transaction() as connection:
+                stored = self._stored(connection, self._key(partition), self._owner(unit))
+            return _since(unit, stored)
+
+        self._given_up[partition] = end
+        return await asyncio.to_thread(left)
+
+    def take_back(self, partition: TopicPartition) -> None:
+        """Ends `give_up`: what is not stored may be written again."""
+        self._given_up.pop(partition, None)
 
     async def pass_by(self, unit: Unit) -> None:
         """Stores the offset after `unit` without effects.
@@ -191,8 +217,8 @@ class TransactionalSink(Generic[Connection]):
         """
 
         def passed() -> None:
-            with self._mapped_errors():
-                self.write(unit, lambda *_: None)
+            with self._turn(TopicPartition(unit.topic, unit.partition)), self._mapped_errors():
+                self._write(unit, lambda *_: None)
 
         await asyncio.to_thread(passed)
 
@@ -238,12 +264,24 @@ class TransactionalSink(Generic[Connection]):
         return found
 
     async def rewind(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> None:
-        """Allows records from this lower offset on to be stored again.
+        """Allows records from this lower offset on to be stored again. Waits for a write of the partition that runs.
 
-        The consumer calls it when the log was truncated or the topic was created again. Call it yourself before
-        `Consumer.seek` to a lower offset. Raises `Fenced` or `SinkError`.
+        The consumer calls it when the log was truncated or the topic was created again. Call it yourself together with
+        `Consumer.seek` to a lower offset, directly before or after it. Raises `Fenced`, `SinkBehind` or `SinkError`.
         """
-        await asyncio.to_thread(self._rewind, partition, offset, topic_id)
+        self._rewound[partition] = offset
+        try:
+            await asyncio.to_thread(self._rewind, partition, offset, topic_id)
+        except BaseException:
+            self.take_rewind(partition)
+            raise
+
+    def take_rewind(self, partition: TopicPartition) -> int | None:
+        """Returns the offset of a rewind that no seek has followed; None if there is none, or after this call.
+
+        The consumer calls it after a seek: records that were delivered before it may have moved the offset on since.
+        """
+        return self._rewound.pop(partition, None)
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -263,6 +301,8 @@ class TransactionalSink(Generic[Connection]):
                 for partition in wanted:
                     row, claim = before[partition], claims[partition]
                     if _supersedes(claim, owner, row, overruled.get(partition)):
+                        if (row.fence, row.owner) != (claim.fence, owner):  # else the response to COMMIT was lost
+                            self._replaced[partition] = _Owned(row.fence, row.owner)
                         changes.append(self._registration(partition, claim, owner, row))
                 if changes:
                     self._run(connection, REGISTER, changes)
@@ -277,6 +317,7 @@ class TransactionalSink(Generic[Connection]):
                 continue
             self._owned[partition] = _Owned(row.fence, owner)
             self._tried.pop(partition, None)
+            self.take_rewind(partition)
             self._reached[partition] = -1 if row.next_offset is None else row.next_offset
             if row.next_offset is not None:
                 found[partition] = SinkOffset(row.next_offset, -1 if row.leader_epoch is None else row.leader_epoch)
@@ -302,35 +343,53 @@ class TransactionalSink(Generic[Connection]):
         }
 
     def _rewind(self, partition: TopicPartition, offset: int, topic_id: Any) -> None:
-        owned = self._owned.get(partition)
-        if owned is None:
-            raise self._refused(partition, None, None)
-        values = {**self._key(partition), **owned._asdict(), "next_offset": offset}
-        values["topic_id"] = None if topic_id is None else str(topic_id)
-        self._rewinds[partition] = self._rewinds.get(partition, 0) + 1
-        try:
+        with self._turn(partition):
+            owned, key = self._owned.get(partition), self._key(partition)
+            if owned is None:
+                raise self._refused(partition, None, None)
+            values = {**key, **owned._asdict(), "next_offset": offset}
+            values["topic_id"] = None if topic_id is None else str(topic_id)
             with self._mapped_errors(), self._transaction() as connection:
+                self._stored(connection, key, owned, offset)
+                # before the commit, whose response may be lost
+                self._reached[partition] = min(offset, self._reached.get(partition, -1))
                 if self._run(connection, REWIND, values).rowcount != 1:
-                    self._stored(connection, self._key(partition), owned)
-        finally:  # the response to the commit may be lost
-            self._reached[partition] = min(offset, self._reached.get(partition, -1))
-            self._rewinds[partition] += 1
-        self._tried.pop(partition, None)
+                    self._stored(connection, key, owned, offset)
+            self._tried.pop(partition, None)
 
-    def _stored(self, connection: Connection, key: Parameters, owned: _Owned) -> int:
-        """Returns the next offset; -1 if none is stored. Raises `Fenced` if the row belongs to another owner, and
-        `SinkBehind` if to an earlier one."""
-        row = self._run(connection, SELECT, key).fetchone()
+    def _owner(self, unit: Batch | Record) -> _Owned:
+        """Returns this process's registration. Raises `Fenced` if the unit was delivered under another one."""
+        partition = TopicPartition(unit.topic, unit.partition)
+        owned = self._owned.get(partition)
+        if owned is None or owned.fence != unit.fence:
+            raise self._refused(partition, unit.fence, owned.fence if owned else None)
+        return owned
+
+    def _stored(self, connection: Connection, key: Parameters, owned: _Owned, needed: int | None = None) -> int:
+        """Returns the next offset; -1 if none is stored.
+
+        Raises `Fenced` if the row belongs to another owner, and `SinkBehind` if the database has lost the registration
+        of this one, or effects before `needed` (None: any).
+        """
         partition = TopicPartition(key["topic"], key["part"])
-        if row is None:
-            raise Fenced(f"{partition.topic}:{partition.partition}: its row was deleted from table {self.table}")
-        next_offset, fence, owner = row
+        row = self._run(connection, SELECT, key).fetchone()
+        next_offset, *now = (None, *NEW_ROW) if row is None else row
         stored, reached = -1 if next_offset is None else int(next_offset), self._reached.get(partition, -1)
-        if None not in (fence, owned.fence) and fence < owned.fence and stored < reached:  # it has lost this owner, too
+        owner = _Owned(*now)
+        if owner == owned:
+            is_lost = stored < (reached if needed is None else min(needed, reached))
+        else:
+            # a lower fence alone proves nothing: fences may have restarted
+            is_behind = owner.fence < owned.fence and stored < reached
+            is_lost = row is None or owner == self._replaced.get(partition) or is_behind
+        if is_lost:
             raise SinkBehind(partition, stored, reached)
-        if (fence, owner) != owned:
-            raise self._refused(partition, owned.fence, fence)
+        if owner != owned:
+            raise self._refused(partition, owned.fence, owner.fence)
         return stored
+
+    def _turn(self, partition: TopicPartition) -> threading.Lock:
+        return self._turns.setdefault(partition, threading.Lock())
 
     def _refused(self, partition: TopicPartition, fence: int | None, now: int | None) -> Fenced:
         name = f"{partition.topic}:{partition.partition}"
@@ -339,9 +398,11 @@ class TransactionalSink(Generic[Connection]):
                 f"{name}: no consumer has registered this sink as the owner of the partition; pass the sink to the "
                 "Consumer, and write what this consumer delivered"
             )
+        advice = "Drop the unit; the new owner stores it"
+        if fence is not None and now < fence:
+            advice += ". If no member has this fence, the database has lost transactions: start the consumer again"
         return Fenced(
-            f"{name}: a write under fence {fence} is refused: the owner with fence {now} has registered since. "
-            "Drop the unit; the new owner stores it"
+            f"{name}: a write under fence {fence} is refused: the owner with fence {now} has registered since. {advice}"
         )
 
     def _read(self, connection: Connection, group: str) -> dict[TopicPartition, _Row]:
@@ -383,6 +444,17 @@ def _extent(unit: Batch | Record) -> tuple[TopicPartition, int, int]:
     if isinstance(unit, Batch):
         return partition, unit.base_offset, unit.next_offset
     return partition, unit.offset, unit.offset + 1
+
+
+def _since(unit: Unit, stored: int) -> Unit | None:
+    """Returns the part of a unit from this offset on; None if it is empty."""
+    _, start, end = _extent(unit)
+    if stored <= start:
+        return unit
+    if stored >= end:
+        return None
+    assert isinstance(unit, Batch)  # a record cannot be stored in parts
+    return unit.from_offset(stored)  # type: ignore[return-value]
 
 
 def _supersedes(claim: SinkClaim, owner: str, row: _Row, overruled: _Owned | None) -> bool:

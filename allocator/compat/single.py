@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
 from allocator.compat.base_consumer import BaseConsumer
-from allocator.core.client import KafkaClient, list_offsets
+from allocator.core.client import KafkaClient, find_starts
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import SubscriptionState
@@ -152,10 +152,7 @@ class SingleConsumer(BaseConsumer):
         if not partitions:
             return
         try:
-            found = await list_offsets(self._client, dict.fromkeys(partitions, timestamp), timeout_s=LOOKUP_S)
-            late = [partition for partition in partitions if found[partition] is None]
-            if late:  # all records are older than the timestamp
-                found.update(await list_offsets(self._client, dict.fromkeys(late, "latest"), timeout_s=LOOKUP_S))
+            found = await find_starts(self._client, dict.fromkeys(partitions, timestamp), timeout_s=LOOKUP_S)
         except AllocatorError as error:
             unknown = NoOffsetsError(f"cannot find the start of topic {partitions[0].topic!r}: {error}")
             unknown.retriable, unknown.partitions = error.retriable, frozenset(partitions)

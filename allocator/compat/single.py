@@ -15,6 +15,7 @@ from allocator.core.client import KafkaClient, find_starts
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import SubscriptionState
+from allocator.core.types import LAST_OFFSET
 from allocator.errors import AllocatorError, ConfigError, NoOffsetsError, NotAssigned, OffsetOutOfRange
 from allocator.types import TopicPartition
 
@@ -202,12 +203,15 @@ def start_to_timestamp(start: Start) -> int:
     if start is None:
         return SingleConsumer.END
     if isinstance(start, datetime.timedelta):
-        start = datetime.datetime.now(datetime.timezone.utc) - start
+        try:
+            start = datetime.datetime.now(datetime.timezone.utc) - start
+        except OverflowError as error:
+            raise ConfigError(f"start is {start!r}, and no datetime is so far from now") from error
     if isinstance(start, datetime.datetime):
         if start.tzinfo is None:
             start = start.replace(tzinfo=datetime.timezone.utc)
         start = round(start.timestamp() * 1000)
-    if isinstance(start, bool) or not isinstance(start, int) or start < SingleConsumer.BEGINNING:
+    if isinstance(start, bool) or not isinstance(start, int) or not SingleConsumer.BEGINNING <= start <= LAST_OFFSET:
         raise ConfigError(
             f"start is {start!r}; pass SingleConsumer.BEGINNING, SingleConsumer.END, a datetime or a timedelta"
         )

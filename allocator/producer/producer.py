@@ -38,8 +38,8 @@ class Producer:
     """Writes records to topics. It collects the records of a partition into batches.
 
     Guarantee: once the future of a record has its result, all in-sync replicas have the record. From Kafka 0.11 on, no
-    retry writes a record twice. Older brokers may have it twice after a failure. Records of one partition are stored in
-    the order in which `send` returned.
+    retry writes a record twice. Older brokers, and topics that keep their format (message.format.version), may have it
+    twice after a failure. Records of one partition are stored in the order in which `send` returned.
 
         async with Producer(brokers="b1:9092") as producer:
             await producer.send_and_wait("orders", b"value", key=b"customer")

@@ -200,16 +200,10 @@ class OperatorCommands:
         if to.isdigit():
             first = await self._consumer.log_offset(partition, "earliest")
             end = await self._consumer.log_offset(partition, "latest")
-            assert first is not None
-            assert end is not None
             offset = min(max(int(to), first), end)
             where = "first" if offset == first else "end"
             return offset, "" if offset == int(to) else f" (the {where} of the log, which does not have {to})"
-        found = await self._consumer.log_offset(partition, int(to.partition(":")[2]) if ":" in to else to)
-        if found is None:  # no record at or after that time
-            found = await self._consumer.log_offset(partition, "latest")
-        assert found is not None
-        return found, ""
+        return await self._consumer.log_offset(partition, int(to.partition(":")[2]) if ":" in to else to), ""
 
     async def _report(self, command: Command, partitions: Partitions, what: str) -> bool:
         """Writes the result of a command. Returns False if the partitions have left this member before."""

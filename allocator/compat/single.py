@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
 from allocator.compat.base_consumer import BaseConsumer
-from allocator.core.client import KafkaClient, list_offsets
+from allocator.core.client import KafkaClient, find_starts
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import SubscriptionState
+from allocator.core.types import LAST_OFFSET
 from allocator.errors import AllocatorError, ConfigError, NoOffsetsError, NotAssigned, OffsetOutOfRange
 from allocator.types import TopicPartition
 
@@ -152,10 +153,7 @@ class SingleConsumer(BaseConsumer):
         if not partitions:
             return
         try:
-            found = await list_offsets(self._client, dict.fromkeys(partitions, timestamp), timeout_s=LOOKUP_S)
-            late = [partition for partition in partitions if found[partition] is None]
-            if late:  # all records are older than the timestamp
-                found.update(await list_offsets(self._client, dict.fromkeys(late, "latest"), timeout_s=LOOKUP_S))
+            found = await find_starts(self._client, dict.fromkeys(partitions, timestamp), timeout_s=LOOKUP_S)
         except AllocatorError as error:
             unknown = NoOffsetsError(f"cannot find the start of topic {partitions[0].topic!r}: {error}")
             unknown.retriable, unknown.partitions = error.retriable, frozenset(partitions)
@@ -205,12 +203,15 @@ def start_to_timestamp(start: Start) -> int:
     if start is None:
         return SingleConsumer.END
     if isinstance(start, datetime.timedelta):
-        start = datetime.datetime.now(datetime.timezone.utc) - start
+        try:
+            start = datetime.datetime.now(datetime.timezone.utc) - start
+        except OverflowError as error:
+            raise ConfigError(f"start is {start!r}, and no datetime is so far from now") from error
     if isinstance(start, datetime.datetime):
         if start.tzinfo is None:
             start = start.replace(tzinfo=datetime.timezone.utc)
         start = round(start.timestamp() * 1000)
-    if isinstance(start, bool) or not isinstance(start, int) or start < SingleConsumer.BEGINNING:
+    if isinstance(start, bool) or not isinstance(start, int) or not SingleConsumer.BEGINNING <= start <= LAST_OFFSET:
         raise ConfigError(
             f"start is {start!r}; pass SingleConsumer.BEGINNING, SingleConsumer.END, a datetime or a timedelta"
         )

@@ -7,7 +7,7 @@ no others. kafka-python has no type information, so type checkers see the NamedT
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, Protocol, TypeVar, Union, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Optional, Protocol, TypeVar, Union, runtime_checkable
 
 from allocator.core.errors import AllocatorError
 from allocator.core.record import Record, TopicPartition
@@ -78,6 +78,11 @@ class RecordMetadata(NamedTuple):
     timestamp: int
     """Milliseconds since the epoch: the record's, or the broker's if the topic has log-append time; -1 before 0.10."""
 
+
+LAST_OFFSET: Final = (1 << 63) - 1
+"""The largest offset, and the largest time, that the protocol can carry."""
+LAST_EPOCH: Final = (1 << 31) - 1
+"""The largest leader epoch that the protocol can carry."""
 
 Partitions = frozenset[TopicPartition]
 NO_PARTITIONS: Partitions = frozenset()

@@ -13,7 +13,8 @@ from allocator.types import Record
 class DeadLetterTopic:
     """Copies records to the dead-letter topic, with headers that name the origin and the error.
 
-    Guarantee: that of `LateProducer`. Brokers before 0.11 store no headers, so the error is only in the log.
+    Guarantee: that of `LateProducer`. Brokers before 0.11, and topics that keep the format of such brokers, store no
+    headers, so the error is only in the log.
     """
 
     def __init__(self, topic: str, brokers: str, group: str, security: Mapping[str, Any] | None = None) -> None:

@@ -25,7 +25,7 @@ class LateProducer:
     """Opens an idempotent producer for the first record, and a new one after a producer has failed for good.
 
     Guarantee: `send` returns only after all in-sync replicas have acknowledged every record. It may write a record
-    twice, but loses none. Brokers before 0.11 get no headers.
+    twice, but loses none. Brokers before 0.11, and topics that keep the format of such brokers, store no headers.
     """
 
     def __init__(self, brokers: str, client_id: str, security: Mapping[str, Any] | None = None) -> None:
@@ -36,18 +36,19 @@ class LateProducer:
         self._opening: asyncio.Lock | None = None
         self._open: tuple[KafkaClient, RecordWriter] | None = None
 
-    async def send(self, topic: str, copies: Sequence[tuple[Record, Headers]]) -> None:
-        """Writes the keys and values of records with these headers. Raises BrokerError if the topic refuses one."""
+    async def send(self, topic: str, copies: Sequence[tuple[Record, Headers]], *, needs_headers: bool = False) -> None:
+        """Writes the keys and values of records with these headers. Raises BrokerError if the topic refuses one.
+
+        `needs_headers`: a topic that stores no headers refuses the records. Otherwise it gets them without headers.
+        """
         try:
             _, producer = await self.open()
-            sent = []
-            for record, headers in copies:
-                # earlier versions also write an empty value if both key and value are missing
-                value = b"" if record.key is None and record.value is None else record.value
-                headers = headers if producer.magic == 2 else ()
-                sent.append(await producer.append(topic, record.key, value, headers=headers))
-            for delivered in sent:
-                await asyncio.shield(delivered)
+            try:
+                await self._write(producer, topic, copies, with_headers=needs_headers or producer.takes_headers(topic))
+            except DeliveryFailed:
+                if needs_headers or producer.takes_headers(topic):
+                    raise
+                await self._write(producer, topic, copies, with_headers=False)
         except AllocatorError as failure:
             first, refusal = copies[0][0], failure.error if isinstance(failure, DeliveryFailed) else failure
             raise BrokerError(
@@ -56,6 +57,17 @@ class LateProducer:
                 code=getattr(refusal, "code", None),
                 retriable=True,
             ) from failure
+
+    async def _write(
+        self, producer: RecordWriter, topic: str, copies: Sequence[tuple[Record, Headers]], *, with_headers: bool
+    ) -> None:
+        sent = []
+        for record, headers in copies:
+            # earlier versions also write an empty value if both key and value are missing
+            value = b"" if record.key is None and record.value is None else record.value
+            sent.append(await producer.append(topic, record.key, value, headers=headers if with_headers else ()))
+        for delivered in sent:
+            await asyncio.shield(delivered)
 
     async def open(self) -> tuple[KafkaClient, RecordWriter]:
         """Returns the connected client and producer."""

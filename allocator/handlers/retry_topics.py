@@ -164,7 +164,7 @@ class RetryTopics:
             (RETRIES, b"%d" % (_number(record, RETRIES, 0) + 1)),
             (DUE, b"%d" % due),
         ]
-        await self._sender.send(topic, [(first, headers)])
+        await self._sender.send(topic, [(first, headers)], needs_headers=True)
 
     async def close(self) -> None:
         """Closes the producer. Safe to call twice."""

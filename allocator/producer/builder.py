@@ -50,6 +50,12 @@ class BatchBuilder:
         return self.rows.size if self.encoded is None else self._size
 
     @property
+    def needs_v2(self) -> bool:
+        """As in `Encoded`. Ends the batch."""
+        encoded = self.encode()
+        return isinstance(encoded, Encoded) and encoded.needs_v2
+
+    @property
     def uncompressed(self) -> int:
         """Bytes of the records."""
         return self.rows.size

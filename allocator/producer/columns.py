@@ -37,7 +37,9 @@ class ColumnsToSend(NamedTuple):
         def plain(column: Any) -> Any:
             if isinstance(column, pa.ChunkedArray):
                 column = column.combine_chunks()
-            if str(column.type) in ("binary_view", "string_view", "null"):
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            if str(column.type) in ("binary_view", "string_view", "null") or pa.types.is_fixed_size_binary(column.type):
                 return column.cast(pa.binary())
             if str(column.type) not in ("binary", "string", "large_binary", "large_string"):
                 raise TypeError(f"a column is {column.type}; pass one of binary or string")

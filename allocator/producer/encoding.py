@@ -71,6 +71,16 @@ class Encoded(NamedTuple):
         """Size on the wire in bytes."""
         return _HEADER + len(self.payload)
 
+    @property
+    def needs_v2(self) -> bool:
+        """Whether an older format cannot store the batch: it is compressed with zstd, or a record has headers."""
+        if self.attributes & _CODEC == _ZSTD:
+            return True
+        try:
+            return any(record.headers for record in _decoded(self.stamped(-1, -1, -1)))
+        except CorruptRecordError:  # the broker judges it
+            return False
+
     def stamped(self, producer: int, epoch: int, sequence: int) -> bytes:
         """Returns the bytes to send with this producer id, epoch and first sequence number."""
         times = self.base_time, self.max_time
@@ -180,7 +190,7 @@ def _written_again(batches: Sequence[Encoded], bounds: Sequence[int]) -> list[En
         wire += (_BASE.pack(count), each.stamped(-1, -1, -1)[_BASE.size :])
         runs += [(source, count + before) for source, before in each.runs]
         count += each.records
-    numbered = Batch("", 0, scan(b"".join(wire), topic="", partition=0, start=0))  # its offsets are the numbers
+    numbered = _decoded(b"".join(wire))  # its offsets are the numbers
     made: list[Encoded] = []
     for first, stop in zip(bounds, bounds[1:]):
         part = numbered.from_offset(first).until_offset(stop)
@@ -194,6 +204,10 @@ def _written_again(batches: Sequence[Encoded], bounds: Sequence[int]) -> list[En
             made.append(one._replace(first=own[0][0], next=after, runs=tuple(own)))
     made[-1] = made[-1]._replace(next=batches[-1].next)
     return made
+
+
+def _decoded(data: bytes) -> Batch:
+    return Batch("", 0, scan(data, topic="", partition=0, start=0))
 
 
 def compress(data: bytes, codec: int) -> bytes:

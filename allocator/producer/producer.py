@@ -38,8 +38,8 @@ class Producer:
     """Writes records to topics. It collects the records of a partition into batches.
 
     Guarantee: once the future of a record has its result, all in-sync replicas have the record. From Kafka 0.11 on, no
-    retry writes a record twice. Older brokers may have it twice after a failure. Records of one partition are stored in
-    the order in which `send` returned.
+    retry writes a record twice. Older brokers, and topics that keep their format (message.format.version), may have it
+    twice after a failure. Records of one partition are stored in the order in which `send` returned.
 
         async with Producer(brokers="b1:9092") as producer:
             await producer.send_and_wait("orders", b"value", key=b"customer")
@@ -289,8 +289,8 @@ class Producer:
             futures: list[asyncio.Future[RecordMetadata]] = [asyncio.Future(loop=loop) for _ in range(size)]
             await writer.append_columns(topic, ColumnsToSend.of(keys, values, encoded), chosen, timestamp, futures)
             return futures
-        rows = _rows(values)
-        own: list[Any] = [None] * len(rows) if keys is None else _rows(keys)
+        rows = _rows(values, as_bytes=self._serializers[1] is None)
+        own: list[Any] = [None] * len(rows) if keys is None else _rows(keys, as_bytes=self._serializers[0] is None)
         check_lengths(rows, own)
         return [await self.send(topic, value, key, partition, timestamp, headers) for value, key in zip(rows, own)]
 
@@ -391,11 +391,13 @@ class Producer:
             )
 
 
-def _rows(column: Any) -> list[Any]:
-    """Returns the values of an iterable or Arrow column. Text of an Arrow column becomes bytes."""
+def _rows(column: Any, *, as_bytes: bool) -> list[Any]:
+    """Returns the values of an iterable or Arrow column. `as_bytes`: text of an Arrow column becomes bytes, because no
+    serializer converts it."""
     if not hasattr(column, "to_pylist"):
         return list(column)
-    return [each.encode() if isinstance(each, str) else each for each in column.to_pylist()]
+    rows: list[Any] = column.to_pylist()
+    return [each.encode() if isinstance(each, str) else each for each in rows] if as_bytes else rows
 
 
 def _as_bytes(topic: str, what: str, data: Any) -> bytes:

@@ -56,7 +56,12 @@ LAST_EPOCH: Final = 0x7FFF
 CORRUPT_TRIES: Final = 5
 # The default of socket.request.max.bytes. Brokers close the connection for a longer request, and say nothing
 CONNECTION_BYTES: Final = 100 << 20
-LOST: Final = (-2, -1)  # no producer id, no epoch; brokers that give none get (-1, -1)
+LOST: Final = (-2, -1)  # no producer id, no epoch
+NO_PRODUCER: Final = (-1, -1)  # what a broker gets that gave no producer id, or for a topic of an older format
+OLD_FORMAT: Final = (
+    "a topic with a message.format.version before 0.11 stores neither headers nor zstd; raise that version, or leave "
+    "them out"
+)
 RESEND_MAX_S: Final = 3.0  # the longest pause before failed batches are sent again
 
 
@@ -69,6 +74,10 @@ class Sendable(Protocol):
     @property
     def size(self) -> int:
         """Bytes in memory."""
+
+    @property
+    def needs_v2(self) -> bool:
+        """Whether an older format cannot store the batch."""
 
     def stamped(self, producer: int, epoch: int, sequence: int) -> bytes:
         """Returns the bytes to send with this producer id, epoch and first sequence number."""
@@ -238,7 +247,7 @@ class BatchSender(Generic[B]):
     """Sends batches over a connected client.
 
     Guarantee: an acknowledged batch is on all replicas in sync, and the batches of a partition are stored in the order
-    of the calls. On brokers from 0.11 on, no retry stores a batch twice.
+    of the calls. On brokers from 0.11 on, no retry stores a batch twice, except in topics that keep an older format.
 
     Call `add` for a partition, then `put` its batches. `run` sends them until they are acknowledged.
 
@@ -278,6 +287,8 @@ class BatchSender(Generic[B]):
         self.identity: tuple[int, int] | None = None
         """Producer id and epoch for partitions that are added next; `LOST`: a new id is requested; None: the first."""
         self.queues: dict[TopicPartition, PartitionQueue[B]] = {}
+        self.old_topics: set[str] = set()
+        """Topics that store a format without producer ids (message.format.version), as their brokers reported."""
         self.stopped = False
         """Whether `run` has ended, or `stop` was called."""
         self._under_way: dict[int, int] = defaultdict(int)  # leader -> requests in flight
@@ -335,13 +346,16 @@ class BatchSender(Generic[B]):
         if self.identity is None or self.identity == LOST:
             self.identity = await self._new_identity()
         for partition in added:
-            self.queues.setdefault(partition, PartitionQueue(*self.identity, merge=merge))
+            self.queues.setdefault(partition, PartitionQueue(*self._identity_for(partition), merge=merge))
 
     def add_now(self, partition: TopicPartition) -> None:
         """Like `add`, after a first call of it, but leaves it to `run` to request a new producer id. If no broker gives
         one, the batches expire, or `refused` gets the error."""
+        self.queues[partition] = PartitionQueue(*self._identity_for(partition))
+
+    def _identity_for(self, partition: TopicPartition) -> tuple[int, int]:
         assert self.identity is not None
-        self.queues[partition] = PartitionQueue(*self.identity)
+        return NO_PRODUCER if partition.topic in self.old_topics else self.identity
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Drops the unacknowledged batches of these partitions.
@@ -450,7 +464,7 @@ class BatchSender(Generic[B]):
         """Requests a producer id and its epoch; both are -1 on brokers before 0.11 and with acks 1. Raises
         BrokerError."""
         if self.magic < 2 or self._acks != ALL:
-            return -1, -1
+            return NO_PRODUCER
         while True:
             response = await self._client.send_any(init_request(), self._request_timeout_s)
             if not response.error_code:
@@ -507,6 +521,13 @@ class BatchSender(Generic[B]):
             for each in after:
                 self.resize(each)
             item = queue.waiting[0]
+            if partition.topic in self.old_topics and item.batch.needs_v2:
+                # the broker would only report an unknown error, as if another attempt could succeed
+                item.sequence = queue.sequence
+                why = f"{partition.topic}:{partition.partition}: {OLD_FORMAT}"
+                self._refused(partition, queue, BrokerError(why, code=ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT))
+                self._wake.set()
+                continue
             if sizes[leader] and sizes[leader] + item.batch.size > REQUEST_BYTES:
                 continue
             chosen[leader][partition] = queue, item, queue.take()
@@ -578,7 +599,10 @@ class BatchSender(Generic[B]):
             else:
                 failed.add(partition.topic)
                 item.maybe_written |= code in MAYBE_WRITTEN if lost is None else self._client.was_sent(request)
-                queue.failed(item, lost or for_code(code, f"{partition.topic}:{partition.partition}"))
+                why = lost or for_code(code, f"{partition.topic}:{partition.partition}")
+                if why.code == ErrorCode.UNKNOWN_SERVER_ERROR and item.batch.needs_v2:
+                    why = BrokerError(f"{why}; {OLD_FORMAT}", code=why.code, retriable=why.retriable)
+                queue.failed(item, why)
             self._settle(partition, queue)
         self._progress.set()
         if failed:
@@ -598,7 +622,9 @@ class BatchSender(Generic[B]):
                 assert item.offset is not None
                 self._acked(partition, item.batch, item.offset, item.time)
         if queue.broken and not queue.unanswered and self.queues.get(partition) is queue:
-            if queue.refused:
+            if self._has_old_format(queue):
+                self._forgo_identity(partition, queue)
+            elif queue.refused:
                 assert queue.error is not None
                 self._refused(partition, queue, queue.error)
                 if self.queues.get(partition) is not queue:
@@ -611,3 +637,21 @@ class BatchSender(Generic[B]):
                 backoff = Backoff(self._client.retry_backoff_s, RESEND_MAX_S)
                 queue.resume_at = asyncio.get_running_loop().time() + backoff.nth(queue.tries + 1)
             self._ready[partition] = None
+
+    def _has_old_format(self, queue: PartitionQueue[B]) -> bool:
+        """Returns whether the topic refused the producer id of a batch, and may take the batch without one."""
+        code = None if queue.error is None else queue.error.code
+        unsupported = queue.refused and code == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
+        return unsupported and queue.producer >= 0 and self._transactional_id is None
+
+    def _forgo_identity(self, partition: TopicPartition, queue: PartitionQueue[B]) -> None:
+        """Sends the batches of a partition without a producer id from now on, one at a time."""
+        if partition.topic not in self.old_topics:
+            self.old_topics.add(partition.topic)
+            log.warning(
+                "%s: the topic has a message.format.version before 0.11, which has no producer ids: after a failure, "
+                "records may be written twice",
+                partition.topic,
+            )
+        queue.producer, queue.epoch = NO_PRODUCER
+        queue.max_sent, queue.tries, queue.error = 1, 0, None

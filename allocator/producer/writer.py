@@ -156,6 +156,10 @@ class RecordWriter:
         """Whether the writer was closed or has failed."""
         return self._sender.stopped
 
+    def takes_headers(self, topic: str) -> bool:
+        """Whether brokers store headers in this topic, as far as they have reported."""
+        return self.magic == 2 and topic not in self._sender.old_topics
+
     def choose(self, topic: str, key: bytes | None) -> int | None:
         """Returns the partition for the next record with this key; None while the topic is not known."""
         partitions = self._known.get(topic)
@@ -402,12 +406,14 @@ class RecordWriter:
         batch = first.batch
         if error.code in STATE_LOST and queue.renumber():
             return
-        if error.code not in RECORD_REFUSED:
+        old_format = error.code == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
+        if error.code not in RECORD_REFUSED and not old_format:
             self._fail(partition, queue, error)
             return
         if error.code in TOO_LARGE and batch.records > 1:
             self._limits[partition.topic] = min(batch.limit, batch.uncompressed // 2)
-        parts = batch.halves() if batch.records > 1 and not first.maybe_written else ()
+        hopeless = old_format and self._compression == "zstd"  # no record of the batch can be stored
+        parts = batch.halves() if batch.records > 1 and not first.maybe_written and not hopeless else ()
         if not parts:
             self._reject(partition, batch, error, first.maybe_written)
         if not self._sender.replace_first(partition, parts):

@@ -144,6 +144,19 @@ async def test_idle_long_polls_leave_bytes_for_a_new_partition(version: int) -> 
         assert {(await take(fetcher, state, 5)).partition for _ in added} == {0, 1, 2}
 
 
+@pytest.mark.parametrize("version", [2, 12])
+@pytest.mark.parametrize("prefetch_bytes", [1, 2, 3])
+async def test_the_smallest_budgets_read_every_record(version: int, prefetch_bytes: int) -> None:
+    cluster = FakeCluster(version)
+    both = [cluster.add(TopicPartition("a", n), n) for n in range(2)]
+    for tp in both * 3:
+        cluster.append(tp)
+    state = start_at(both)
+    async with fetching(cluster, state, prefetch_bytes=prefetch_bytes) as fetcher:
+        found = await collect(fetcher, state, 6)
+    assert {tp: offsets(found[tp]) for tp in both} == {tp: [0, 1, 2] for tp in both}
+
+
 # every code of a fetch response that passes or lasts, of all broker versions
 PASSING = (-1, 3, 5, 6, 7, 8, 9, 56, 70, 71, 72, 75, 78, 100, 103, 106)
 LASTING = (2, 4, 35, 43, 76)

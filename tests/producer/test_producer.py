@@ -133,6 +133,7 @@ async def test_many_values_have_their_futures_in_order(
         (pa.array([each.decode() for each in data], pa.large_string()), None),
         (pa.array(data), keys),
         (data, pa.array(keys)),
+        (pa.array([each.decode() for each in data]).dictionary_encode(), pa.chunked_array([keys]).dictionary_encode()),
     ]
     sent: list[tuple[Any, Any, RecordMetadata]] = []
     async with Producer(brokers=cluster.bootstrap, batch_bytes=3000) as producer:
@@ -177,6 +178,37 @@ async def test_equal_keys_go_to_the_partition_that_other_clients_choose(
         many = await producer.send_many(topic, *((pa.array(keys), pa.array(keys)) if arrow else (keys, keys)))
         where = await asyncio.gather(*many)
     assert [at.partition for at in where] == [(murmur2(key) & 0x7FFFFFFF) % 5 for key in keys]
+
+
+@pytest.mark.parametrize("partitioner", [None, lambda key, partitions: partitions[0]])
+async def test_arrow_columns_of_one_type_are_taken_with_and_without_a_partitioner(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, partitioner: Any
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    topic = await asyncio.to_thread(topic_factory, 1)
+    columns = [
+        pa.array(["ab", None, "cd"]).dictionary_encode(),
+        pa.chunked_array([["ab", None], ["cd"]]).dictionary_encode(),
+        pa.array([b"ab", None, b"cd"], pa.binary(2)),
+    ]
+    async with Producer(brokers=kafka_cluster.bootstrap, partitioner=partitioner) as producer:
+        for column in columns:
+            await asyncio.gather(*await producer.send_many(topic, column, column))
+    rows = (await contents(kafka_cluster, topic))[0]
+    assert [row[2:4] for row in rows] == [(each, each) for each in (b"ab", None, b"cd")] * len(columns)
+
+
+async def test_a_serializer_gets_the_text_of_an_arrow_column_as_of_a_list(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    topic = await asyncio.to_thread(topic_factory, 1)
+    texts, keys = ["a", None, "ü"], ["k", None, "l"]
+    async with Producer(brokers=kafka_cluster.bootstrap, value_serializer=str.encode) as producer:
+        for values, own in ((texts, [b"k", None, b"l"]), (pa.array(texts), pa.array(keys))):
+            await asyncio.gather(*await producer.send_many(topic, values, own))
+    rows = (await contents(kafka_cluster, topic))[0]
+    assert [row[2:4] for row in rows] == [(b"k", b"a"), (None, None), (b"l", "ü".encode())] * 2
 
 
 async def test_serializers_and_the_partitioner_are_those_of_the_user(

@@ -92,7 +92,7 @@ class ErrorCode(enum.IntEnum):
     INVALID_REPLICATION_FACTOR = 38, FAIL, "the cluster has fewer brokers"
     NOT_CONTROLLER = 41, RETRY, "another broker is the controller"
     INVALID_REQUEST = 42, FAIL, "the broker's log has the cause"
-    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43, FAIL, "the topic has an older record format"
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43, FAIL, "the topic has an older record format; raise its message.format.version"
     POLICY_VIOLATION = 44, FAIL, "a policy of the brokers forbids it"
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45, FAIL, "an earlier batch of this producer is missing"
     DUPLICATE_SEQUENCE_NUMBER = 46, FAIL, "the broker has this batch already"

@@ -21,7 +21,16 @@ from allocator.core.errors import BrokerError, BrokersUnavailable, TopicNotFound
 from allocator.core.settings.table import DEFAULT
 from allocator.core.types import OffsetAndTimestamp, TopicPartition
 
-__all__ = ["EARLIEST", "LATEST", "EpochEnd", "OffsetAndTimestamp", "ends_of_epochs", "is_supported", "list_offsets"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "EpochEnd",
+    "OffsetAndTimestamp",
+    "ends_of_epochs",
+    "find_starts",
+    "is_supported",
+    "list_offsets",
+]
 
 EARLIEST = -2
 LATEST = -1
@@ -112,6 +121,18 @@ async def list_offsets(
         await asyncio.sleep(client.retry_backoff_s)
         with contextlib.suppress(BrokersUnavailable):  # the leaders may return within the timeout
             await client.refresh({tp.topic for tp in (*causes, *lower)})
+
+
+async def find_starts(client: KafkaClient, at: Mapping[TopicPartition, LogTime], **options: Any) -> Found:
+    """Like `list_offsets` with these `options`, but returns the end of a partition at a time after all its records.
+
+    It reads these ends before it looks up the times. In the other order, a record that is written in between would lie
+    before the returned end, and its reader would skip it.
+    """
+    timed = [tp for tp, when in at.items() if isinstance(when, int) and when >= 0]
+    ends = await list_offsets(client, dict.fromkeys(timed, LATEST), **options) if timed else {}
+    found = await list_offsets(client, at, **options)
+    return {tp: ends.get(tp) if there is None else there for tp, there in found.items()}
 
 
 def _why_leaderless(client: KafkaClient, tp: TopicPartition) -> BrokerError:

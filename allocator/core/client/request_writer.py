@@ -101,13 +101,9 @@ class RequestWriter:
         if value is None:
             return b"\0" if self.flexible else b"\xff\xff"
         data = value.encode()
-        if self.flexible:
-            return uvarint(len(data) + 1) + data
-        if len(data) > _LONGEST:
-            raise Unencodable(
-                f"a text of {len(data)} bytes ({value[:20]!r}...); this broker's protocol allows {_LONGEST}"
-            )
-        return _INT16.pack(len(data)) + data
+        if len(data) > _LONGEST:  # brokers close the connection for a longer compact text
+            raise Unencodable(f"a text of {len(data)} bytes ({value[:20]!r}...); the protocol allows {_LONGEST}")
+        return uvarint(len(data) + 1) + data if self.flexible else _INT16.pack(len(data)) + data
 
     def count(self, count: int) -> None:
         self.data += uvarint(count + 1) if self.flexible else INT32.pack(count)

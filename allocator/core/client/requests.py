@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from allocator.core.client.errors import (
     NoTimeLeft,
     RequestFailed,
     Undecodable,
+    Unencodable,
     WrongResponse,
 )
 from allocator.core.client.frames import FrameProtocol, correlation_id, read_response
@@ -167,7 +169,11 @@ class RequestStream(FrameProtocol):
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         pending.correlation_id = self._correlation_id
         request.with_header(correlation_id=self._correlation_id, client_id=self._client_id)
-        data = request.encode(framed=True, header=True)
+        try:
+            data = request.encode(framed=True, header=True)
+        except (struct.error, UnicodeEncodeError) as error:
+            what = f"a value of {type(request).__name__} does not fit into the protocol: {error}"
+            raise Unencodable(what) from error
         self.last_activity = pending.sent_at = now
         self._in_flight.append(pending)
         self._check_at(pending.deadline)

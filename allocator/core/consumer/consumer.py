@@ -26,6 +26,7 @@ from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.telemetry.measures import Measures
 from allocator.core.text.quoting import partition_names, shown
 from allocator.core.types import (
+    LAST_OFFSET,
     Assignors,
     Deserializer,
     IsolationLevel,
@@ -554,11 +555,12 @@ class ConsumerBase:
         The member need not own the partitions. Positions do not change. Brokers before 0.10.1 know only the times of
         log segments: the offset is then the start of a segment at or before that record, with timestamp -1.
 
-        Raises ConfigError (a ValueError) for a time below 0, and the same errors as `beginning_offsets`.
+        Raises ConfigError (a ValueError) for a time below 0 or of more than 63 bits, and the same errors as
+        `beginning_offsets`.
         """
         at = {as_partition(partition): time for partition, time in timestamps.items()}
         for (topic, number), time in at.items():
-            if not isinstance(time, int) or isinstance(time, bool) or time < 0:
+            if not isinstance(time, int) or isinstance(time, bool) or not 0 <= time <= LAST_OFFSET:
                 raise ConfigError(f"{topic}:{number}: a time is in milliseconds since the epoch, not {time!r}")
         return await self._list_offsets(at)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.client.log_offsets import EARLIEST, LATEST, find_starts
 from allocator.core.consumer.commits import RELEASE_PATIENCE_S, Commits
 from allocator.core.consumer.doubts import Doubts
 from allocator.core.consumer.measures import OwnLoad, lag
@@ -351,12 +351,13 @@ class GroupMember:
         self.fetcher.wake()
         return True
 
-    async def log_offset(self, partition: TopicPartition, at: int | str) -> int | None:
-        """Returns the offset at "earliest", "latest", or of the first record at or after a time in milliseconds; None
-        if there is none. Raises AllocatorError."""
+    async def log_offset(self, partition: TopicPartition, at: int | str) -> int:
+        """Returns the offset at "earliest", "latest", or of the first record at or after a time in milliseconds; the
+        end if all records are older. Raises AllocatorError."""
         asked = {"earliest": EARLIEST, "latest": LATEST}.get(at, at) if isinstance(at, str) else at
-        there = (await list_offsets(self.client, {partition: int(asked)}))[partition]
-        return None if there is None else int(there.offset)
+        there = (await find_starts(self.client, {partition: int(asked)}))[partition]
+        assert there is not None
+        return int(there.offset)
 
     async def commit_sought(self, partition: TopicPartition) -> None:
         """Commits the offset of `sought`, or a later offset that is done since. With a sink, commits nothing, because

@@ -209,10 +209,11 @@ class ByteBudget:
         bytes and returns their number.
         """
         worth = min(self.max_partition_bytes, max(1, self.prefetch_bytes // (4 * COPIES * max(1, brokers))))
+        needed = min(COPIES * worth, self.prefetch_bytes)  # the whole budget always suffices for a request
         free = self.prefetch_bytes - self.held - self.reserved
-        if free < COPIES * worth:
-            free += reclaim(COPIES * worth - free)
-        if free < COPIES * worth:
+        if free < needed:
+            free += reclaim(needed - free)
+        if free < needed:
             return None
         return min(RESPONSE_BYTES, max(worth, free // (COPIES * max(1, takers))))
 

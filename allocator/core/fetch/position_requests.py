@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Optional, Protocol
 
-from allocator.core.client.log_offsets import Found, ends_of_epochs, is_supported, list_offsets
+from allocator.core.client.log_offsets import ends_of_epochs, find_starts, is_supported
 from allocator.core.errors import AllocatorError, BrokerError, Closed
 from allocator.core.fetch.repeats import RepeatedFailures
-from allocator.core.subscription import LATEST, LogTruncation, RecordsLost, SubscriptionState, TopicPartitionState
+from allocator.core.subscription import LogTruncation, RecordsLost, SubscriptionState, TopicPartitionState
 from allocator.core.subscription.loss import listed
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
@@ -217,10 +217,8 @@ class PositionRequests:
         # read before the requests, which fail at a leader of another epoch
         leaders = {tp: self._client.leader_epoch(tp) for tp in at}
         try:
-            found = await self._list(at)
-            late = {tp: LATEST for tp, there in found.items() if there is None}
-            if late:  # all records are older than the requested time
-                found.update(await self._list(late))
+            level = self._isolation_level
+            found = await find_starts(self._client, at, isolation_level=level, timeout_s=TIMEOUT_S)
         except Closed:
             raise
         except AllocatorError as error:
@@ -259,9 +257,6 @@ class PositionRequests:
         log.warning("%s", loss)
         if self._lost is not None:
             self._lost(loss)
-
-    async def _list(self, at: dict[TopicPartition, int]) -> Found:
-        return await list_offsets(self._client, at, isolation_level=self._isolation_level, timeout_s=TIMEOUT_S)
 
     async def _validate(self, leader: int, requested: dict[TopicPartition, _Validating]) -> Doubted:
         epochs = {tp: each.position.leader_epoch for tp, each in requested.items()}

@@ -13,7 +13,14 @@ from allocator.core.subscription.loss import as_written, listed
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.progress import Hold, ReaderHolds
 from allocator.core.subscription.tenures import Tenures
-from allocator.core.types import OffsetAndMetadata, OffsetAndTimestamp, OffsetReset, TopicPartition
+from allocator.core.types import (
+    LAST_EPOCH,
+    LAST_OFFSET,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    OffsetReset,
+    TopicPartition,
+)
 
 EARLIEST: Final = -2
 """The timestamp by which ListOffsets returns the first offset of the log."""
@@ -183,13 +190,16 @@ class SubscriptionState(Tenures[TopicPartitionState]):
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata | OffsetAndTimestamp) -> None:
         """Sets the position. Drops records that were read ahead, and ends a reset or validation in progress.
 
-        Raises `ConfigError` (a `ValueError`) for a negative offset.
+        Raises `ConfigError` (a `ValueError`) for an offset or a leader epoch that no log can have.
         """
         position = OffsetAndMetadata(offset, "", -1) if isinstance(offset, int) else offset
         if isinstance(position, OffsetAndTimestamp):
             position = listed(position)
+        name = f"{partition.topic}:{partition.partition}"
+        if position.offset > LAST_OFFSET or position.leader_epoch > LAST_EPOCH:
+            what = f"offset {position.offset} with leader epoch {position.leader_epoch}"
+            raise ConfigError(f"{name}: {what} is too large; offsets have 63 bits, and leader epochs 31")
         if position.offset < 0:
-            name = f"{partition.topic}:{partition.partition}"
             raise ConfigError(
                 f"{name}: offset {position.offset} is below 0; to seek to an end of the log, reset the position"
             )

@@ -13,6 +13,7 @@ import pytest
 
 from allocator import Consumer, Record, TopicPartition
 from allocator.core.consumer import group_member
+from allocator.errors import Fenced
 from allocator.sinks import SqliteSink
 from allocator.testing import FaultProxy, LocalCluster, wait_until, wait_until_async
 from tests.consumer.fake_kafka import ByHand, ClientOfMember, GroupCluster, HandMembership
@@ -136,6 +137,30 @@ async def test_each_record_is_stored_once_in_a_sink_although_the_reader_could_no
                     continue
                 await sink.write_async(record, lambda _, unit: stored.append(unit.offset))
     assert stored == [*range(COUNT)]
+
+
+async def test_a_sink_stores_no_record_behind_one_that_the_reader_left_out(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    """The reader asks without a record, and the lease is back before the next one."""
+    service = Service(kafka_cluster, topic_factory(1), group, partitions=1)
+    await service.produce(0, COUNT)
+    proxy = FaultProxy(int(kafka_cluster.zookeeper.rpartition(":")[2]))  # type: ignore[union-attr]
+    stored: list[int] = []
+    refused = 0
+    sink = SqliteSink(tmp_path / "sink.db")
+    async with proxy, service.consumer(zookeeper=proxy.address, sink=sink) as consumer:
+        user = User(consumer, proxy, named=False)
+        while len({*stored}) < COUNT:
+            for record in await read(consumer, "getmany"):
+                await asyncio.to_thread(user.acts_on, record)
+                if record.offset in user.done and consumer.may_act():
+                    try:
+                        await sink.write_async(record, lambda _, unit: stored.append(unit.offset))
+                    except Fenced:
+                        refused += 1
+    assert stored == [*range(COUNT)]
+    assert refused == COUNT - 3
 
 
 # -- without servers: the lease ends and comes back by hand ------------------------------------------------------------

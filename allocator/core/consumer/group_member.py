@@ -425,7 +425,7 @@ class SinkMember:
         topic_id = self._member.client.topic_id
         tenures = [tenure for p, tenure in self._member.state.assignment.items() if p in partitions]
         claims = {
-            each.partition: SinkClaim(each.fence, topic_id(each.partition.topic))
+            each.partition: SinkClaim(each.fence, topic_id(each.partition.topic), each.left_out)
             for each in tenures
             if each.fence is not None
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar, Union, runtime_checkable
+from typing import Any, NamedTuple, Optional, Protocol, TypeVar, Union, runtime_checkable
 
 from allocator.core.errors import ConfigError
 from allocator.core.fetch.batch import Batch
@@ -14,10 +14,14 @@ Unit = TypeVar("Unit", bound=Union[Batch, Record])
 
 
 class SinkClaim(NamedTuple):
-    """An owner's claim to one partition: its fencing token, and the id of the topic if the brokers know it."""
+    """An owner's claim to one partition: its fencing token, and the id of the topic if the brokers know it.
+
+    `left_out` returns the first offset in hand on which the reader was told not to act; None if there is none.
+    """
 
     fence: int
     topic_id: Any = None
+    left_out: Callable[[], Optional[int]] = lambda: None
 
 
 class SinkOffset(NamedTuple):

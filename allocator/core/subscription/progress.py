@@ -369,6 +369,12 @@ class Progress(Tenure):
                     offset = offset if first is None else first
         return offset, None if beyond is None else beyond.since(offset)
 
+    def left_out(self) -> int | None:
+        """Returns the first offset in the reader's hands on which it was told not to act; None if there is none. May be
+        called in any thread."""
+        holds = [each for each in list(self.holds) if isinstance(each, ReaderHold) and each.busy and not each.void]
+        return min((place for hold in holds for place in list(hold.refused)), default=None)
+
     def take_beyond(self, start: int) -> DoneSet | None:
         """Returns the done records beyond `start`, for a hold that begins there and tracks them from now on."""
         beyond, self.beyond = self.beyond, None

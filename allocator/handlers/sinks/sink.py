@@ -100,6 +100,7 @@ class TransactionalSink(Generic[Connection]):
         self.table = table
         self._group: str | None = None
         self._owned: dict[TopicPartition, _Owned] = {}
+        self._left_out: dict[TopicPartition, Callable[[], Optional[int]]] = {}
         self._replaced: dict[TopicPartition, _Owned] = {}
         """The owner in the row before this process registered. It is there again only if the database has lost that."""
         # partition -> first and end offset of its last write, which may have failed
@@ -149,10 +150,10 @@ class TransactionalSink(Generic[Connection]):
         called. Returns whether `effects` was called; it must not commit or roll back.
 
         Raises `Fenced` if the partition has had another owner since. Nothing of this unit is stored then; the new owner
-        stores it. Raises `AlreadyStored` for a unit out of order, and `SinkBehind` if the database has lost effects, or
-        the registration of this owner.
-        Errors of the database and of `effects` are raised unchanged. After such an error nothing is stored, unless the
-        response to the commit was lost.
+        stores it. Also raises it if the reader was told not to act on an earlier record, and has not stored that one:
+        both come again. Raises `AlreadyStored` for a unit out of order, and `SinkBehind` if the database has lost
+        effects, or the registration of this owner. Errors of the database and of `effects` are raised unchanged. After
+        such an error nothing is stored, unless the response to the commit was lost.
         """
         partition, start, _ = _extent(unit)
         with self._turn(partition):
@@ -170,6 +171,13 @@ class TransactionalSink(Generic[Connection]):
             left: Any = _since(unit, stored)
             if left is None:
                 return False
+            left_out = self._left_out[partition]()
+            if left_out is not None and stored <= left_out < start:
+                raise Fenced(
+                    f"{partition.topic}:{partition.partition}: a write of offset {start} is refused: may_act() was "
+                    f"False for offset {left_out}, which is not stored. Request records: both come again",
+                    retriable=True,
+                )
             effects(connection, left)
             if not self._in_transaction(connection):
                 raise ConfigError(
@@ -316,6 +324,7 @@ class TransactionalSink(Generic[Connection]):
                 doubtful[partition] = _Owned(row.fence, row.owner)
                 continue
             self._owned[partition] = _Owned(row.fence, owner)
+            self._left_out[partition] = claims[partition].left_out
             self._tried.pop(partition, None)
             self.take_rewind(partition)
             self._reached[partition] = -1 if row.next_offset is None else row.next_offset

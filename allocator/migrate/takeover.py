@@ -202,7 +202,8 @@ async def take_over(
                     raise not_empty
                 found[partition] = TakenOver(source.start, there, stop=Stop(str(not_empty), Remedy.UNFIT))
                 continue
-            known.note(partition, Run(position, there))
+            # records that are gone before this mirror gets them may have copies that another one wrote
+            known.note(partition, Run(max(position, source.start), there))
             target = there
         elif reason is None and (kept := Target.of(stored.get(partition))) is not None:
             # the commit names the exact target: the map has no entry for invisible offsets right before the position

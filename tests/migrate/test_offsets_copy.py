@@ -331,8 +331,9 @@ def test_a_member_under_the_root_of_the_environment_prevents_a_copy(
     command = ["offsets", "copy", group, f"{group}-2", "--brokers", new.bootstrap, "--zookeeper", new.zookeeper]
     with zookeeper_client(new.zookeeper) as client:
         for kind in ("members", "claims"):
-            client.create(f"/mine-{group}/{group}/{kind}/m-0000000000000001-0000000001", makepath=True)
-    shown = CliRunner().invoke(main, command, env={"ALLOCATOR_ZOOKEEPER_ROOT": f"/mine-{group}"})
+            path = f"/mine-{group}/{group}/{kind}/m-0000000000000001-0000000001"
+            client.create(path, ephemeral=True, makepath=True)
+        shown = CliRunner().invoke(main, command, env={"ALLOCATOR_ZOOKEEPER_ROOT": f"/mine-{group}"})
     assert "would be refused while there are members" in shown.output
 
 

@@ -137,8 +137,8 @@ class Producer:
     async def close(self) -> None:
         """Waits until all records are acknowledged or have failed, and closes the connections.
 
-        Raises DeliveryFailed as `flush` does. If it is cancelled, the records that are not acknowledged fail. May be
-        called repeatedly; each call returns once the producer is closed.
+        Raises DeliveryFailed as `flush` does. Calls of `send` that still wait raise Closed. If it is cancelled, the
+        records that are not acknowledged fail. May be called repeatedly; each call returns once the producer is closed.
         """
         self._must_be_here()
         await self._closing.run(self._close)
@@ -148,7 +148,7 @@ class Producer:
         try:
             if writer is not None:
                 try:
-                    await writer.flush()
+                    await writer.finish()
                 finally:
                     await writer.__aexit__()
         finally:

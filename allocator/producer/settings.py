@@ -10,7 +10,9 @@ from allocator.producer.encoding import TARGET_BYTES
 from allocator.types import Acks, Compression
 
 PRODUCING: Final[Mapping[str, Setting]] = {
-    "client_id": Setting(Text(), None, "Name of this client in the brokers' logs and quotas. None: `allocator`."),
+    "client_id": Setting(
+        Text(check=str.encode), None, "Name of this client in the brokers' logs and quotas. None: `allocator`."
+    ),
     "acks": Setting(
         Text(tuple(map(str, get_args(Acks)))),
         "all",

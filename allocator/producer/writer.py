@@ -130,6 +130,7 @@ class RecordWriter:
         """Futures whose failure `flush` need not raise, because a caller awaits them."""
         self._failed: DeliveryFailed | None = None
         self._tasks = BackgroundTasks(self._fail_all)
+        self._finishing = False
 
     async def __aenter__(self) -> RecordWriter:
         """Raises ConfigError if the brokers do not accept the compression."""
@@ -255,6 +256,12 @@ class RecordWriter:
         await self._sender.drained(self._sender.queues)
         self.raise_if_failed()
 
+    async def finish(self) -> None:
+        """Like `flush`, before the writer is closed. Callers that still wait to add a record get Closed: their record
+        would come too late for this flush."""
+        self._finishing = True
+        await self.flush()
+
     def raise_if_failed(self) -> None:
         """Raises the first DeliveryFailed since the last call. Its `records` counts all records that have failed."""
         failed, self._failed = self._failed, None
@@ -334,6 +341,8 @@ class RecordWriter:
                 await self._until_it_succeeds(partial(self._add, at))
             else:
                 self._sender.add_now(at)
+        if self._finishing:
+            raise Closed("this producer was closed; create another one")
 
     async def _add(self, at: TopicPartition) -> None:
         if at not in self._sender.queues:  # another caller may have added it: adding it again would drop its batches

@@ -71,6 +71,12 @@ def test_all_faults_are_reported_at_once_without_secrets() -> None:
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["group", "client_id", "rack"])
+def test_a_name_that_no_request_can_carry_is_rejected(name: str) -> None:
+    assert f"{name} = 'a\\ud800'" in rejection(**{name: "a\ud800"})
+    Consumer("t", **{**GOOD, name: "ü"})
+
+
 def test_a_second_ensemble_is_rejected() -> None:
     text = rejection(membership=ZooKeeper("z:2"))
     assert text == "zookeeper = 'z:1' with ZooKeeper('z:2'): give the ensemble once"

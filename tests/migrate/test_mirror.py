@@ -53,6 +53,17 @@ async def test_an_old_topic_is_mirrored_with_its_settings_and_in_order(make_pair
     assert {(await pair.translation(n)).runs[0][:2] for n in range(3)} == {(0, 0)}
 
 
+async def test_a_topic_that_keeps_an_older_format_is_mirrored(make_pair: MakePair) -> None:
+    pair = await make_pair("0.10.2.2", "2.8.2", 2)
+    older = {"message.format.version": "0.10.2"}
+    await asyncio.to_thread(pair.new.create_topic, pair.topic, 2, config=older)
+    for n, compression in enumerate((None, "gzip", "lz4")):
+        await pair.fill(700, f"value {n}", partition=None, compression=compression)
+    mirror = await pair.catch_up()
+    await pair.assert_equal()
+    assert (mirror.records, mirror.duplicated, mirror.lost_at_source) == (2100, 0, 0)
+
+
 async def test_processes_share_the_partitions_and_may_be_killed_at_any_point(make_pair: MakePair) -> None:
     pair = await make_pair(OLD, NEW, 4)
     await pair.fill(20_000, partition=None)

@@ -165,6 +165,37 @@ async def test_many_values_have_their_futures_in_order(
     assert len(rows) == len(columns) * len(data) + 2 * len(data)
 
 
+@pytest.mark.parametrize("many", [False, True])
+async def test_close_drops_no_record_that_send_has_accepted(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, many: bool
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    written: set[bytes] = set()
+    refused = 0
+    for attempt in range(5):
+        producer = Producer(brokers=kafka_cluster.bootstrap, buffer_bytes=2000)
+        await producer.start()
+        await producer.send_and_wait(topic, b"first %d" % attempt)
+        written.add(b"first %d" % attempt)
+
+        async def send(producer: Producer, value: bytes) -> asyncio.Future[RecordMetadata]:
+            return (await producer.send_many(topic, [value]))[0] if many else await producer.send(topic, value)
+
+        values = [b"%d.%d" % (attempt, n) + b"x" * 300 for n in range(60)]
+        calls = [asyncio.ensure_future(send(producer, value)) for value in values]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        await producer.close()
+        for value, call in zip(values, await asyncio.gather(*calls, return_exceptions=True)):
+            if isinstance(call, BaseException):
+                assert isinstance(call, Closed)
+                refused += 1
+            else:
+                assert (await call).topic == topic
+                written.add(value)
+    assert refused
+    assert {row[3] for row in (await contents(kafka_cluster, topic))[0]} == written
+
+
 @pytest.mark.parametrize("arrow", [True, False])
 async def test_equal_keys_go_to_the_partition_that_other_clients_choose(
     arrow: bool, kafka_cluster: LocalCluster, topic_factory: TopicFactory

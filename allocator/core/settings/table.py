@@ -261,7 +261,7 @@ class Setting:
 
 SECONDS: Final = Number(0, 86400, above=True)
 BYTES: Final = Whole(1, unit="bytes")
-_NAME: Final = Text()
+_NAME: Final = Text(check=str.encode)  # raises UnicodeEncodeError, a ValueError, for text that no request can carry
 
 SETTINGS: Final[Mapping[str, Setting]] = {
     "brokers": Setting(

@@ -20,12 +20,12 @@ from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import names_arguments
-from allocator.core.text import whole_number
-from allocator.errors import ConfigError, TopicNotFound
+from allocator.errors import ConfigError, TopicAuthorizationFailed, TopicNotFound
 from allocator.handlers.schemas import Masks
 from allocator.operate.dead_letters.letter import NO_MASKS, Letter, LetterFilter, Note, Settled, redriven
+from allocator.operate.dead_letters.targets import place_in_note, refused_target, settled_topic
 from allocator.operate.group_commands import default_operator
-from allocator.producer import NewRecord, TooLargeForTopic, TransactionalWriter, create_topic
+from allocator.producer import NewRecord, RefusedByTopic, TransactionalWriter, create_topic
 from allocator.types import Record, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class DeadLetterQueue:
     @property
     def settled_topic(self) -> str:
         """The topic of the notes about settled letters. The first settled letter creates it."""
-        return f"{self.topic}.settled"
+        return settled_topic(self.topic)
 
     async def __aenter__(self) -> DeadLetterQueue:
         async with contextlib.AsyncExitStack() as stack:
@@ -140,10 +140,9 @@ class DeadLetterQueue:
         if self._client.partitions(self.settled_topic) is not None:
             async for record in self._records(self.settled_topic, None):
                 note = Note.decode(record.value)
-                key = (record.key or b"").decode(errors="replace").partition(":")
-                partition, offset = whole_number(key[0]), whole_number(key[2])
-                if note is not None and partition is not None and offset is not None:
-                    notes[partition, offset] = note
+                place = place_in_note(record.key)
+                if note is not None and place is not None:
+                    notes[place] = note
         return notes
 
     async def _records(self, topic: str, since_ms: int | None) -> AsyncIterator[Record]:
@@ -171,8 +170,10 @@ class DeadLetterQueue:
         letters per second.
 
         Refuses a letter that was redriven `max_redrives` times before, whose headers lack the original place, whose
-        partition does not exist, or that is too large for the topic's `max.message.bytes` (detected only with
-        `execute`). Raises ConfigError for brokers without transactions.
+        topic no handler reads, such as one of operator commands (`targets.py`), or whose partition does not exist. With
+        `execute`, also refuses a letter that the topic or the brokers do not accept: it is larger than the topic's
+        `max.message.bytes`, it lacks the key that a compacted topic demands, or this user may not write the topic.
+        Raises ConfigError for brokers without transactions.
         """
 
         def back(letter: Letter) -> tuple[TopicPartition, NewRecord]:
@@ -184,6 +185,9 @@ class DeadLetterQueue:
                 return f"it was redriven {letter.redrives} times before; find out why it fails again (--max-redrives)"
             if letter.original is None:
                 return "its headers lack the original topic and partition"
+            why = refused_target(letter)
+            if why is not None:
+                return why
             topic, number = letter.original
             if self._client.metadata.topics.get(topic) is None:
                 await self._client.refresh([topic])
@@ -232,11 +236,21 @@ class DeadLetterQueue:
     async def _write_fitting(
         self, writer: TransactionalWriter, letters: list[Letter], note: Settled, original: Any, outcome: Outcome
     ) -> None:
-        """Writes these letters. Adds written letters to `outcome.done`, and too large ones to `outcome.refused`."""
+        """Writes these letters. Adds written letters to `outcome.done`, and to `outcome.refused` those that their topic
+        does not accept or that this user may not write there."""
         try:
             await self._write(writer, letters, note, original)
             outcome.done += letters
-        except TooLargeForTopic as error:
+        except TopicAuthorizationFailed as error:
+            others = [each for each in letters if each.original is None or each.original.topic != error.topic]
+            if original is None or len(others) == len(letters) or not writer.is_open:
+                raise
+            outcome.refused += [(each, str(error)) for each in letters if each not in others]
+            if others:
+                await self._write_fitting(writer, others, note, original, outcome)
+        except RefusedByTopic as error:
+            if not writer.is_open:
+                raise
             if len(letters) == 1:
                 outcome.refused.append((letters[0], str(error)))
                 return

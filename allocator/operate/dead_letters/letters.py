@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,10 +39,18 @@ REPLICATION = 3
 
 @dataclass
 class Outcome:
-    """The letters that were settled, or would be without `execute`. `refused`: (letter, reason) of the others."""
+    """Summaries of the letters that were settled, or would be without `execute`. `refused`: (summary, reason) of the
+    others."""
 
     done: list[Letter] = field(default_factory=list)
     refused: list[tuple[Letter, str]] = field(default_factory=list)
+
+    def add(self, letters: Iterable[Letter], refused: str | None = None) -> None:
+        for letter in letters:
+            if refused is None:
+                self.done.append(letter.summary())
+            else:
+                self.refused.append((letter.summary(), refused))
 
 
 @names_arguments
@@ -102,12 +110,12 @@ class DeadLetterQueue:
     async def first(
         self, most: int, chosen: LetterFilter = EVERY, *, settled: bool = False
     ) -> tuple[list[Letter], int]:
-        """Returns the first `most` letters of `read`, and the number of all letters."""
+        """Returns summaries of the first `most` letters of `read`, and the number of all letters."""
         found, count = [], 0
         async for letter in self.read(chosen, settled=settled):
             count += 1
             if count <= most:
-                found.append(letter)
+                found.append(letter.summary())
         return found, count
 
     async def read(self, chosen: LetterFilter = EVERY, *, settled: bool = False) -> AsyncIterator[Letter]:
@@ -218,13 +226,14 @@ class DeadLetterQueue:
         async for letter in self.read(chosen):
             why = refusal and await refusal(letter)
             if why is not None:
-                outcome.refused.append((letter, why))
+                outcome.add([letter], why)
                 continue
             if not execute:
-                outcome.done.append(letter)
+                outcome.add([letter])
                 continue
             chunk.append(letter)
-            size += len(letter.record.value or b"") + len(letter.record.key or b"")
+            record = letter.record
+            size += NewRecord(record.key, record.value, record.timestamp, record.headers).size
             if len(chunk) >= pace.at_once or size >= BYTES_AT_ONCE:
                 await self._write_fitting(writer, chunk, note, original, outcome)
                 await pace.after(len(chunk))
@@ -240,19 +249,19 @@ class DeadLetterQueue:
         does not accept or that this user may not write there."""
         try:
             await self._write(writer, letters, note, original)
-            outcome.done += letters
+            outcome.add(letters)
         except TopicAuthorizationFailed as error:
             others = [each for each in letters if each.original is None or each.original.topic != error.topic]
             if original is None or len(others) == len(letters) or not writer.is_open:
                 raise
-            outcome.refused += [(each, str(error)) for each in letters if each not in others]
+            outcome.add([each for each in letters if each not in others], str(error))
             if others:
                 await self._write_fitting(writer, others, note, original, outcome)
         except RefusedByTopic as error:
             if not writer.is_open:
                 raise
             if len(letters) == 1:
-                outcome.refused.append((letters[0], str(error)))
+                outcome.add(letters, str(error))
                 return
             half = len(letters) // 2
             await self._write_fitting(writer, letters[:half], note, original, outcome)

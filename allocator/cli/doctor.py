@@ -69,7 +69,7 @@ def doctor(
 
     if access.settings is not None:
         group = access.chosen_group(group)
-    if access.zookeeper is not None and group is not None:
+    if access.brokers is None and group is not None:
         Paths(access.root, group)  # raises if the name is not valid in ZooKeeper
     if yes and not fix:
         raise ConfigError("--yes needs --fix")

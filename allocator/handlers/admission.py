@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from allocator.core.fetch import Batch
 from allocator.core.subscription import DoneSet, Hold
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 # Number of waiting batches at which a partition pauses. Higher: more memory; lower: the handler may wait for a fetch.
 QUEUE_BATCHES = 2
+# Decompressed bytes of a batch after which the rest waits like another batch. Higher: more memory; lower: more CPU.
+PART_BYTES = 4 << 20
 # If a commit's metadata has fewer characters than this for done records, admission does not keep to that limit.
 LEAST_CHARACTERS = 100
 # Number of admitted records between two checks of the encoded size. Higher: less CPU; lower: a more exact limit.
@@ -74,12 +76,19 @@ class Work:
     retry_plan: RetryPlan | None = None
 
 
-class _Opened(NamedTuple):
-    """A batch whose records are being admitted."""
+@dataclass
+class _Opened:
+    """A batch whose records are being admitted, part by part (`Batch.parts`)."""
 
     batch: Batch
     span: Span
-    records: Iterator[Any]
+    parts: Iterator[tuple[int, int, Iterator[Any]]]
+    end: int
+    """The offset after the part that is being admitted."""
+    records: Iterator[Any] = field(default_factory=lambda: iter(()))
+    """The rest of that part."""
+    decompressed: int = 0
+    """Bytes to which the parts so far decompress."""
 
 
 class Admission:
@@ -231,10 +240,11 @@ class Admission:
                 if due is None:
                     return None
                 following = due
-            self._set_full(False)
+            self._set_full(len(self._queue) >= QUEUE_BATCHES)
             span = self.window.open(following.base_offset, following.nbytes, following.leader_epoch)
-            records: Iterator[Any] = iter((following,)) if self._work.by_batch else iter(following)
-            self._opened = _Opened(following, span, records)
+            whole = (following.next_offset, 0, iter((following,)))
+            parts = iter((whole,)) if self._work.by_batch else following.parts()
+            self._opened = _Opened(following, span, parts, following.base_offset)
             self._count()
             if not self._verified:
                 self._verify(following)
@@ -318,19 +328,47 @@ class Admission:
             self._narrow = asyncio.get_running_loop().call_later(NARROW_CHECK_S, self._widen)
 
     def _admit(self, opened: _Opened, capacity: int) -> None:
-        batch, span, following = opened
-        records = list(islice(following, capacity))
-        window, is_last = self.window, len(records) < capacity
+        span, window = opened.span, self.window
+        records, is_last = self._taken(opened, capacity)
         units = [Unit(record, span) for record in records]
         undone = units if window.known is None else self._without_known(units)
-        end = batch.next_offset if is_last or self._work.by_batch else records[-1].offset + 1
+        end = opened.end if is_last or self._work.by_batch else records[-1].offset + 1
         window.admit(span, units, end, len(undone), complete=is_last)
         self._unchecked += len(units)
         if is_last:
             self._opened = None
+        if is_last or window.nbytes != window.counted:
             self._count()
         if undone:
             self._hand_on(undone)
+
+    def _taken(self, opened: _Opened, capacity: int) -> tuple[list[Any], bool]:
+        """Returns the next records, at most `capacity`, and whether they are the last ones of the batch.
+
+        A batch may decompress to thousands of times its size. If a large part of it is in memory, the rest of the
+        batch becomes another one, which is admitted within the limit on bytes.
+        """
+        batch, span = opened.batch, opened.span
+        records: list[Any] = []
+        while True:
+            records += islice(opened.records, capacity - len(records))
+            if len(records) == capacity:
+                return records, False
+            if opened.decompressed >= PART_BYTES:
+                rest = batch.from_offset(opened.end)
+                self.window.hold(span, -rest.nbytes)
+                self._queue.appendleft(rest)
+                self._set_full(len(self._queue) >= QUEUE_BATCHES)
+                return records, True
+            opened.records = iter(())  # frees the last part before the next one is decompressed
+            part = next(opened.parts, None)
+            if part is None:
+                opened.end = batch.next_offset
+                return records, True
+            opened.end, nbytes, opened.records = part
+            if nbytes:
+                opened.decompressed += nbytes
+                self.window.hold(span, nbytes)
 
     def _without_known(self, units: Sequence[Unit]) -> list[Unit]:
         """Returns the units without those whose records an earlier process has handled."""

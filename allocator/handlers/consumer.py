@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 from allocator.core.consumer import ConsumerBase
-from allocator.core.fetch import deserialized
 from allocator.core.settings import names_arguments
 from allocator.errors import Closed
 from allocator.handlers.handling import given_in_python
@@ -112,9 +110,7 @@ class Consumer(ConsumerBase):
         if self._closed:
             raise Closed(f"the consumer of group {self.group!r} is closed; create another one")
         self._member.must_not_process()
-        key, value = self._deserializers
-        deserialize = None if key is None and value is None else partial(deserialized, key=key, value=value)
-        called, handling = given_in_python(handler, deserialize, given, self._member)
+        called, handling = given_in_python(handler, self._deserialize, given, self._member)
         from allocator.handlers.processor import Processor
 
         await Processor(called, handling).run(self)

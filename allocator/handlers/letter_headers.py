@@ -13,7 +13,9 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional
 
+from allocator.core.settings import check_topic
 from allocator.core.text import plain, text_of, utf8
+from allocator.errors import ConfigError
 from allocator.types import Record, TopicPartition
 
 PREFIX = "allocator."
@@ -182,7 +184,7 @@ def origin_of(record: Record) -> Origin:
     topic = _text(headers, PREFIX + "topic", SPRING + "original-topic", CONNECT + "topic")
     number = _number(headers, "partition", ">i", LAST_PARTITION)
     return Origin(
-        TopicPartition(topic, number) if topic and number is not None else None,
+        TopicPartition(topic, number) if number is not None and _is_topic(topic) else None,
         _number(headers, "offset", ">q"),
         _number(headers, "timestamp", ">q"),
         _text(headers, PREFIX + "group", SPRING + "original-consumer-group", CONNECT + "connector.name"),
@@ -228,6 +230,14 @@ def _error_class(headers: Mapping[str, bytes]) -> str:
 def _text(headers: Mapping[str, bytes], *names: str, lines: bool = False) -> str:
     found = next((headers[name] for name in names if name in headers), b"")
     return plain(found.decode(errors="replace"), lines=lines)
+
+
+def _is_topic(name: str) -> bool:
+    try:
+        check_topic(name)
+    except ConfigError:
+        return False
+    return True
 
 
 def _number(headers: Mapping[str, bytes], name: str, format: str, most: int = LAST_OFFSET) -> int | None:

@@ -55,8 +55,8 @@ HANDLING: Final[Mapping[str, Setting]] = {
     "in_hand_bytes": Setting(
         Whole(1, 2**40, unit="bytes"),
         67_108_864,
-        "Maximum bytes of all batches with unfinished records. A partition without unfinished records may always "
-        "start one batch. Higher: more memory; lower: fewer records are handled at once.",
+        "Maximum bytes of all batches with unfinished records, including what they decompress to. A partition without "
+        "unfinished records may always start one batch. Higher: more memory; lower: fewer records are handled at once.",
     ),
     "retries": Setting(
         Whole(0, 1_000_000),

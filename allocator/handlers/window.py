@@ -110,6 +110,11 @@ class Window:
             self._epoch = epoch
         return span
 
+    def hold(self, span: Span, nbytes: int) -> None:
+        """Adds bytes that the records of `span` keep in use; removes some if `nbytes` is negative."""
+        span.nbytes += nbytes
+        self.nbytes += nbytes
+
     def admit(self, span: Span, units: list[Unit], end: int, undone: int, *, complete: bool) -> None:
         """Adds units to `span`, up to the offset `end`. `undone` of them must still be handled.
 

@@ -14,7 +14,7 @@ from allocator.assignors import LoadReport
 from allocator.commands import Commands
 from allocator.core.aio import wait_for_event, wall_ms
 from allocator.core.client import KafkaClient, list_offsets
-from allocator.core.settings import DEFAULT, check_group
+from allocator.core.settings import DEFAULT
 from allocator.core.subscription import topic_pattern
 from allocator.documents import InflateBudget, InvalidZnode, to_ranges
 from allocator.errors import AllocatorError, ConfigError
@@ -22,7 +22,7 @@ from allocator.operate.clusters import Clusters
 from allocator.operate.committed import fetch_committed
 from allocator.operate.group_report import GroupReport, GroupState, Logs, reported_problems
 from allocator.operate.kafka_describe import kafka_group
-from allocator.operate.layouts import KIEL, OLD_CONSUMERS, old_layouts
+from allocator.operate.layouts import KIEL, OLD_CONSUMERS, is_znode, old_layouts
 from allocator.operate.shell_command import ShellCommand
 from allocator.protocols import CommandTopic
 from allocator.protocols.zookeeper import (
@@ -227,6 +227,8 @@ async def _valid(reading: Awaitable[T], problems: list[str]) -> T | None:
 
 async def describe(zk: ZooKeeperClient, group: str, root: str = DEFAULT["root"]) -> GroupState | None:
     """Returns the state of a group in ZooKeeper; None if it does not exist. `problems` lists invalid znodes."""
+    if not is_znode(group):
+        return None
     try:
         return await GroupReader(zk, group, root).read()
     except NoZnode:
@@ -291,7 +293,7 @@ async def list_groups(zk: ZooKeeperClient, root: str = DEFAULT["root"], watch: W
     """Returns the names of the groups under a root, sorted. Ignores znodes without a valid group name."""
     while True:
         try:
-            return sorted(filter(_is_group, await zk.get_children(root, watch)))
+            return sorted(filter(is_znode, await zk.get_children(root, watch)))
         except NoZnode:
             # the failed call set no watch
             if watch is None or await zk.exists(root, watch) is None:
@@ -328,7 +330,10 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
     if clusters.zookeeper is not None or clusters.brokers is None:
         async with clusters.ensemble() as zk:
             state = await describe(zk, group, clusters.root)
-            known_state = state or await GroupReader(zk, group, clusters.root).read_without_members()
+            if state is not None:
+                known_state = state
+            elif is_znode(group) or clusters.brokers is None:  # raises if ZooKeeper alone could have the group
+                known_state = await GroupReader(zk, group, clusters.root).read_without_members()
             if not known_state.members:
                 older = await older_members(zk, group)
             known = await list_groups(zk, clusters.root)
@@ -431,11 +436,3 @@ async def describe_anywhere(clusters: Clusters, client: KafkaClient, group: str)
         return await _with_kafkas(None, client, group)
     async with clusters.ensemble() as zk:
         return await _with_kafkas(await describe(zk, group, clusters.root), client, group)
-
-
-def _is_group(name: str) -> bool:
-    try:
-        check_group(name)
-    except ConfigError:
-        return False
-    return True

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from allocator.core.settings import check_group
 from allocator.core.text import whole_number
 from allocator.documents import InvalidZnode
+from allocator.errors import ConfigError
 from allocator.protocols.legacy import KielPaths, OldSubscription, read_shared
 from allocator.protocols.zookeeper import NoZnode, ZooKeeperClient, above_chroot
 from allocator.types import TopicPartition
@@ -53,6 +55,8 @@ async def old_layouts(zk: ZooKeeperClient, group: str) -> OldLayouts:
     Reads with and without the chroot: the older clients are where Kafka's own znodes are, and they know no chroot for
     the groups of this library.
     """
+    if not is_znode(group):
+        return OldLayouts()
     found = await _below(zk, group)
     return found + await _below(above_chroot(zk), group) if zk.chroot else found
 
@@ -75,6 +79,15 @@ async def _below(zk: ZooKeeperClient, group: str) -> OldLayouts:
         frozenset(claims),
         frozenset(await children(zk, OLD_OFFSETS.format(group))),
     )
+
+
+def is_znode(group: str) -> bool:
+    """Returns whether a group of this name can be in ZooKeeper. Kafka allows names that are no names of znodes."""
+    try:
+        check_group(group)
+    except ConfigError:
+        return False
+    return True
 
 
 async def children(zk: ZooKeeperClient, path: str) -> list[str]:

@@ -40,6 +40,16 @@ FIRST_PAUSE_S = 0.005  # the markers of the last transaction are usually written
 REPLACED: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED))
 # another owner has begun, or the coordinator has aborted the transaction, or forgotten the transactional id
 OVER: Final = REPLACED | {ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_ID_MAPPING}
+# what a topic does not accept, whoever sends it and under whatever sequence number
+BY_CONTENT: Final = frozenset(
+    (
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.POLICY_VIOLATION,
+        ErrorCode.INVALID_RECORD,
+    )
+)
 
 
 class NewRecord(NamedTuple):
@@ -108,7 +118,13 @@ class TransactionalWriter:
         """The identity of the last commit."""
         self._unanswered = 0
         """Requests to coordinators that had no response (yet) since `open`."""
-        self._too_large: TooLargeForTopic | None = None
+        self._topic_refused: RefusedByTopic | None = None
+        """Why a topic did not accept a batch of the transaction that is being sent."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `write` can be called. False before the first `open`, and after an error that needs another one."""
+        return self._identity is not None
 
     @property
     def in_doubt(self) -> bool:
@@ -134,7 +150,8 @@ class TransactionalWriter:
         """Writes all records, in their order within each partition. Raises BrokerError.
 
         Splits a batch that a topic does not accept. After an error nothing is written, unless the response to the
-        commit was lost. After an error other than TooLargeForTopic, call `open` before the next write.
+        commit was lost. After an error that leaves `is_open` False, call `open` before the next write. Errors about one
+        topic, such as TooLargeForTopic and TopicAuthorizationFailed, usually leave it True.
         """
         if self.in_doubt and self._identity is not None:
             producer, epoch = self._identity
@@ -164,15 +181,19 @@ class TransactionalWriter:
                 stored = await self._add_offset(offset, identity)
                 if self.in_doubt:  # a commit has no sequence number, so the group would take a late one
                     raise BrokerError("a request of the transaction had no response", retriable=True)
-        except TooLargeForTopic:
+        except TopicAuthorizationFailed:
+            self._identity = identity  # the coordinator has added no partition, so there is no transaction to abort
+            raise
+        except RefusedByTopic as error:
+            if error is not self._topic_refused:
+                await self._abort_quietly(identity, error)
+                raise
             await self._end(identity, commit=False)
             # the brokers acknowledged or refused each batch, so the next sequence numbers are known
             self._identity = identity
             raise
         except BaseException as error:
-            if getattr(error, "code", None) not in REPLACED:
-                with contextlib.suppress(AllocatorError):
-                    await self._abort(identity)
+            await self._abort_quietly(identity, error)
             raise
         await self._end(identity, commit=True)
         self._ended = identity
@@ -214,17 +235,18 @@ class TransactionalWriter:
 
     async def _produce(self, records: Mapping[TopicPartition, Sequence[NewRecord]]) -> None:
         sender, late = self._sender, asyncio.get_running_loop().time() + self._timeout_s
-        self._too_large = None
+        self._topic_refused = None
         await sender.add(partition for partition in records if partition not in sender.queues)
         for partition, some in records.items():
             for chunk in _chunks(some):
                 sender.put(partition, sender.queues[partition], _Batch(chunk, self._codec), expires_at=late)
         await sender.send_all()
-        if self._too_large is not None:
-            raise self._too_large
+        if self._topic_refused is not None:
+            raise self._topic_refused
 
     def _refused(self, partition: TopicPartition, queue: PartitionQueue[_Batch], error: BrokerError) -> None:
-        """Splits a batch that is too large. Raises all other errors."""
+        """Splits a batch that is too large. Drops one that its topic does not accept, for `_produce` to raise the error
+        once the other batches are acknowledged. Raises all other errors."""
         where = f"{partition.topic}:{partition.partition}"
         if error.code not in TOO_LARGE:
             if error.code is None:
@@ -232,7 +254,12 @@ class TransactionalWriter:
             refusal = self._refusal(error.code, where)
             if error.code in OVER or refusal.retriable:
                 raise refusal
-            raise RefusedByTopic(str(refusal), code=error.code)
+            refused_by_topic = RefusedByTopic(str(refusal), code=error.code)
+            if error.code not in BY_CONTENT or queue.in_doubt:
+                raise refused_by_topic
+            self._topic_refused = refused_by_topic
+            self._sender.replace_first(partition, ())
+            return
         if queue.in_doubt:  # only a new epoch makes sure that the sequence numbers are known
             raise BrokerError(f"{where}: a batch is refused, and may be written: {error}", retriable=True)
         refused = queue.pending[0].batch
@@ -242,7 +269,7 @@ class TransactionalWriter:
             self._sender.replace_first(partition, [_Batch(part, self._codec) for part in parts])
             return
         size = sum(len(part or b"") for part in refused.source[0][:2])
-        self._too_large = TooLargeForTopic(
+        self._topic_refused = TooLargeForTopic(
             f"{where} does not accept a record with {size} bytes of key and value; raise its max.message.bytes",
             code=error.code,
         )
@@ -286,6 +313,11 @@ class TransactionalWriter:
         if refusal is not None:
             raise refusal
         return stored
+
+    async def _abort_quietly(self, identity: tuple[int, int], error: BaseException) -> None:
+        if getattr(error, "code", None) not in REPLACED:
+            with contextlib.suppress(AllocatorError):
+                await self._abort(identity)
 
     async def _abort(self, identity: tuple[int, int]) -> None:
         if self.in_doubt:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from allocator import lazy_names
 
 if TYPE_CHECKING:
-    from allocator.protocols.command_topic import CommandTopic, commands_topic
+    from allocator.protocols.command_topic import CommandTopic, changes_commands, commands_topic
 
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
-    __getattr__ = lazy_names(__name__, {"command_topic": "CommandTopic commands_topic"})
+    __getattr__ = lazy_names(__name__, {"command_topic": "CommandTopic changes_commands commands_topic"})

@@ -26,6 +26,7 @@ from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
 
+SUFFIX = ".orders"
 OLDEST = (0, 11)  # the first broker version with an idempotent producer
 REPLICATION = 3
 LOOK_S = 15.0  # seconds between two metadata requests. Higher: a new topic is noticed later; lower: more requests
@@ -37,12 +38,18 @@ AGAIN_S = 1.0  # seconds until a retry after an error
 
 def commands_topic(group: str) -> str | None:
     """Returns the name of the group's topic; None if a topic name cannot contain the group's name."""
-    name = f"{group}.orders"
+    name = group + SUFFIX
     try:
         check_topic(name)
     except ConfigError:
         return None
     return name
+
+
+def changes_commands(topic: str, key: bytes | None) -> bool:
+    """Returns whether a record with this key, in this topic, adds, replaces or withdraws an operator command of a group
+    or its result."""
+    return topic.endswith(SUFFIX) and CommandRecords().add(key, None)
 
 
 class CommandTopic:
@@ -219,7 +226,7 @@ class CommandTopic:
         if topic is None:
             raise CommandRefused(
                 "a group that uses Kafka's own protocols stores its operator commands in a topic, and "
-                f"{self.group + '.orders'!r}"
+                f"{self.group + SUFFIX!r}"
                 ' is not a valid topic name; use membership="zookeeper"'
             )
         if client.broker_version < OLDEST:

@@ -60,6 +60,9 @@ from allocator.web.requests import (
     confirmed,
 )
 
+# partitions of the topics that a plan supposes. Higher: a larger plan, in which the page stands still for longer
+MAX_PLANNED = 50_000
+
 Action = Callable[[str, Mapping[str, Any], str], Awaitable[dict[str, Any]]]
 """Called with the group, the request body and the user."""
 
@@ -165,6 +168,9 @@ class GroupWork:
         commands = sorted(body.commands, key=lambda each: each.kind not in LIMITS)
         acts = [_act(replace(command, why=command.why or body.why)) for command in commands]
         changes = changes_of({name: getattr(body, name) for name in Suppositions.__struct_fields__}, function)
+        # `changes_of` has checked the numbers
+        if sum(float(each.rpartition("=")[2]) for each in body.partitions) > MAX_PLANNED:
+            raise ConfigError(f'"partitions": a plan here has at most {MAX_PLANNED}; use `allocator group plan`')
         if body.apply and (changes or not acts):
             raise ConfigError("cannot apply a plan with hypothetical changes: only operator commands can be applied")
         found = await planned(self._clusters, group, changes, acts)

@@ -25,6 +25,7 @@ HEADERS = {
 }
 
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+BLANKS = " \t"  # around a header's value (RFC 9110, section 5.5); other blanks are part of a name
 TOKEN_CHARACTERS = 16  # a shorter token can be guessed
 
 
@@ -67,11 +68,11 @@ class Login:
 
     def user(self, headers: Mapping[str, str], address: str) -> Optional[User]:
         """Returns the sender; None if the request does not come from the proxy, or names no user."""
-        name = headers.get(self.user_header, "").strip()
+        name = headers.get(self.user_header, "").strip(BLANKS)
         if not name or _address(address) not in map(_address, self.proxies):
             return None
         groups = headers.get(self.groups_header, "") if self.groups_header is not None else ""
-        known = {f"@{group.strip()}" for group in groups.split(",") if group.strip()}
+        known = {f"@{name}" for name in (each.strip(BLANKS) for each in groups.split(",")) if name}
         if not name.startswith("@"):  # names with "@" are groups
             known.add(name)
         if known & self.operators:
@@ -140,7 +141,7 @@ class Guard:
         scheme, _, given = (authorization or "").partition(" ")
         if self.token is None or scheme.lower() != "bearer":
             return False
-        return hmac.compare_digest(given.strip().encode(), self.token.encode())
+        return hmac.compare_digest(given.strip(BLANKS).encode(), self.token.encode())
 
 
 def _name(header: str | None) -> str | None:

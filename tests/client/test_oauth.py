@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import logging
+import re
 import ssl
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote_plus
 
 import pytest
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import ConnectionFailed
-from allocator.core.client.oauth import TokenProvider, with_credentials
+from allocator.core.client.oauth import ClientCredentials, TokenError, TokenProvider, with_credentials
 from allocator.core.client.sasl import Sasl
 from allocator.core.client.security import check_security
 from allocator.errors import BrokersUnavailable, ConfigError
@@ -247,6 +251,33 @@ async def test_an_endpoint_that_fails_is_named_and_the_secret_is_not(
             assert caught.value.retriable
         assert CLIENT_SECRET not in str(caught.value) + caplog.text + repr(client)
         assert bool(endpoint.requests) is bool(status)
+
+
+HEADER = base64.b64encode(f"{quote_plus(CLIENT_ID)}:{quote_plus(CLIENT_SECRET)}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        f"cannot verify Basic {HEADER}",
+        f"cannot verify {HEADER[:-8]}...",
+        f"Authorization=Basic%20{quote_plus(HEADER)}",
+        "x" * 190 + CLIENT_SECRET,
+        quote_plus(CLIENT_SECRET).lower(),
+        json.dumps({"secret": CLIENT_SECRET}),
+    ],
+)
+def test_an_endpoint_that_quotes_the_request_does_not_get_the_secret_into_the_error(quoted: str) -> None:
+    with TokenEndpoint() as endpoint:
+        body = json.dumps({"error": "invalid_client", "error_description": quoted})
+        endpoint.respond = lambda: (401, {}, body)
+        with pytest.raises(TokenError, match="it responds 401: invalid_client: ") as caught:
+            ClientCredentials(endpoint.url, CLIENT_ID, CLIENT_SECRET, None).token()
+    said = str(caught.value)
+    encoded = re.findall(r"[A-Za-z0-9+/]{8,}", said)
+    said += "".join(base64.b64decode(each[: len(each) // 4 * 4]).decode(errors="replace") for each in encoded)
+    for form in (CLIENT_SECRET, quote_plus(CLIENT_SECRET)):
+        assert form[:6].lower() not in said.lower()
 
 
 def test_tls_of_the_endpoint_is_verified(

@@ -44,6 +44,9 @@ class Batch:
     def until_offset(self, offset: int) -> Batch:
         return Batch([record for record in self._records if record.offset < offset], min(offset, self.next_offset))
 
+    def parts(self) -> Iterator[tuple[int, int, Iterator[Record]]]:
+        yield self.next_offset, 0, iter(self)
+
     def from_offset(self, offset: int) -> Batch:
         return Batch([record for record in self._records if record.offset >= offset], self.next_offset)
 

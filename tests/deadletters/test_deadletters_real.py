@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from kafka.admin import ACLOperation, ResourceType
 from kafka.protocol.producer import EndTxnRequest, ProduceRequest
 
-from allocator import Consumer, Fixed, TopicPartition
+from allocator import Consumer, Fixed, KafkaGroupCommands, Producer, TopicPartition
 from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import RangeReader
-from allocator.errors import BrokerError, TopicNotFound
+from allocator.errors import AllocatorError, BrokerError, TopicNotFound
 from allocator.handlers.dead_letter import DeadLetterTopic
+from allocator.migrate.offset_map import map_topic
 from allocator.operate.dead_letters import DeadLetterQueue, LetterFilter
-from allocator.testing import LocalCluster
+from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import Record
 from tests.racked import racked_brokers
+from tests.secured import USER, by_sasl, denied, with_an_authorizer
 
 
 class Killed(BaseException):
@@ -256,3 +259,80 @@ async def test_letters_that_failed_too_often_or_have_no_origin_are_rejected(topi
     with pytest.raises(TopicNotFound):
         async with DeadLetterQueue("missing", topics.cluster.bootstrap):
             pass
+
+
+async def write_letters(cluster: LocalCluster, dead: str, letters: list[tuple[str, bytes | None]]) -> None:
+    """Writes letters as anyone can who may write to the topic. `letters`: original topic and key of each."""
+    async with Producer(brokers=cluster.bootstrap) as producer:
+        for topic, key in letters:
+            place = [("allocator.topic", topic.encode()), ("allocator.partition", b"0"), ("allocator.offset", b"0")]
+            headers = [*place, ("allocator.error", b"TimeoutError: slow")]
+            await producer.send_and_wait(dead, b"{}", key=key, headers=headers)
+
+
+async def test_no_letter_becomes_a_command_or_a_note(topics: Topics, group: str) -> None:
+    cluster, dead = topics.cluster, topics.dead
+    async with KafkaGroupCommands(cluster.bootstrap, group, create=True) as commands:
+        await commands.pause([TopicPartition(topics.orders, 0)], why="a test")
+        (given,) = await commands.list()
+    key = given.command.id.encode()
+    others = f"{group}.settled"
+    for name in (f"{dead}.settled", others, map_topic(group)):
+        await asyncio.to_thread(cluster.create_topic, name, config={"cleanup.policy": "compact"})
+    no_topics = ("a b", "..", "x" * 250, "\u00e9", "y" * 40_000)
+    refused = [
+        (f"{group}.orders", key),
+        (f"{group}.orders", b"result/" + key + b"/0123456789abcdef"),
+        (f"{dead}.settled", b"0:0"),
+        (others, b"0:0"),
+        (dead, b"k"),
+        (map_topic(group), b"{}"),
+        ("__consumer_offsets", b"k"),
+        *((name, b"k") for name in no_topics),
+    ]
+    await write_letters(cluster, dead, [*refused, (f"{group}.orders", b"k"), (others, b"k")])
+    for execute in (False, True):
+        async with topics.queue() as letters:
+            outcome = await letters.redrive(execute=execute)
+        assert [letter.offset for letter, _ in outcome.refused] == list(range(len(refused))), outcome.refused
+        assert len(outcome.done) == 2, "a topic of the user may have such a name"
+    where = [dead, "--brokers", cluster.bootstrap]
+    output = (await asyncio.to_thread(run, "redrive", *where, "--execute")).output
+    assert "it would be an operator command of a group" in output
+    async with KafkaGroupCommands(cluster.bootstrap, group) as commands:
+        assert [each.command.id for each in await commands.list()] == [given.command.id]
+    async with topics.queue() as letters:
+        assert await collected(letters.read()) == len(refused)
+
+
+async def test_a_letter_that_may_not_be_written_leaves_the_others(
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str]
+) -> None:
+    cluster = await with_an_authorizer(cluster_factory, "3.9.1")
+    orders, secret, dead = [await asyncio.to_thread(topic_factory, 1, 1, None, cluster) for _ in range(3)]
+    table = await asyncio.to_thread(topic_factory, 1, 1, {"cleanup.policy": "compact"}, cluster)
+    await write_letters(
+        cluster, dead, [(orders, b"0"), (secret, b"1"), (table, None), (secret, None), (orders, None), (table, b"5")]
+    )
+    async with denied(cluster, ResourceType.TOPIC, secret, ACLOperation.WRITE):
+
+        async def is_denied() -> bool:
+            async with Producer(brokers=by_sasl(cluster), security=USER) as producer:
+                try:
+                    await producer.send_and_wait(secret, b"v")
+                except AllocatorError:
+                    return True
+            return False
+
+        await wait_until_async(is_denied, 30, "the rule")
+        async with DeadLetterQueue(dead, by_sasl(cluster), security=USER) as letters:
+            outcome = await letters.redrive(execute=True)
+    assert sorted(letter.offset for letter in outcome.done) == [0, 4, 5]
+    reasons = {letter.offset: why for letter, why in outcome.refused}
+    assert sorted(reasons) == [1, 2, 3]
+    assert f"not authorised to write topic {secret!r}" in reasons[1]
+    assert "one without a key" in reasons[2]
+    assert [record.key for record in await newest(cluster, orders)] == [b"0", None]
+    async with DeadLetterQueue(dead, cluster.bootstrap) as letters:
+        assert [letter.offset async for letter in letters.read()] == [1, 2, 3]
+        assert len((await letters.redrive(LetterFilter(topic=secret), execute=True)).done) == 2

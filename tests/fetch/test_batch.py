@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import pickle
+import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -107,6 +108,43 @@ def test_slices_are_those_of_a_list(make: Make, first: int, last: int | None) ->
         assert cut[-1].offset == expected[-1]
         assert cut.base_offset <= expected[0]
         assert cut.next_offset == (14 if expected[-1] == 12 else expected[-1] + 1)
+
+
+@pytest.mark.parametrize("start", [0, 2, 4, 5, 9, 11, 13, 20])
+@pytest.mark.parametrize("stop", [3, 6, 8, 11, 99])
+def test_parts_are_the_records_of_compressed_batches_and_of_runs_of_others(make: Make, start: int, stop: int) -> None:
+    plain = batch([R(0, b"a")], 14) + batch([R(0, b"b")], 15)
+    whole = make(SETS + plain).from_offset(start).until_offset(stop)
+    found, ends = [], [whole.base_offset]
+    for end, nbytes, records in whole.parts():
+        some = list(records)
+        assert all(ends[-1] <= record.offset < end for record in some)
+        size = sum(len(record.value or b"") + len(record.key or b"") for record in some)
+        assert not some or (nbytes >= size if some[0].offset < 10 else nbytes == 0)
+        found += some
+        ends.append(end)
+    assert found == list(whole)
+    if found:
+        assert ends[-1] == whole.next_offset
+    if (start, stop) == (0, 99):
+        assert ends[1:] == [4, 9, 16]
+
+
+def test_parts_decompress_one_batch_at_a_time(make: Make) -> None:
+    zeros = b"".join(batch([R(0, bytes(1 << 20))], offset, "zstd") for offset in range(4))
+    parts = make(zeros).parts()
+    tracemalloc.start()
+    try:
+        for end in range(1, 5):
+            after, nbytes, records = next(parts)
+            assert after == end
+            assert 1 << 20 < nbytes < 2 << 20
+            assert 1 << 20 < tracemalloc.get_traced_memory()[0] < 2 << 20
+            del records
+            assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert next(parts, None) is None
 
 
 def test_an_index_out_of_range_or_a_step_raises(make: Make) -> None:

@@ -76,6 +76,33 @@ def test_a_value_to_which_a_mask_cannot_be_applied_is_hidden(mask: str, document
     assert base64.b64encode(b'{"number": "4111"}').decode() not in shown
 
 
+INNER = b'{"number": "4111"}'
+ENCODED = base64.b64encode(INNER).decode()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"token": f"eyJhbGciOiJub25lIn0.{ENCODED.rstrip('=')}.c2ln"},
+        {"token": f"Bearer {ENCODED}"},
+        {"token": f"/v1/{ENCODED}"},
+        {"url": f"data:application/json;base64,{ENCODED}"},
+        {"mail": base64.encodebytes(json.dumps({"pad": "x" * 45, "number": "4111"}).encode()).decode()},
+        {"mail": json.dumps({"body": base64.encodebytes(b"x" * 52 + INNER).decode()})},
+        {"twice": base64.b64encode(ENCODED.encode()).decode()},
+        {INNER.decode(): 1},
+        {ENCODED: 1},
+        {f"Bearer {ENCODED}": {"a": 1}},
+    ],
+)
+def test_a_document_that_is_encoded_in_other_text_or_in_a_name_is_hidden(document: dict[str, Any]) -> None:
+    others = {"number_of_items": 1, "text": "a quiet afternoon", "url": "https://shop/v1/orders/billing-2026"}
+    masked, unmasked = Masks(["value..number"]).apply("value", [document, others])
+    (value,) = document.values()
+    assert masked == ({"***": "***"} if value in (1, {"a": 1}) else dict.fromkeys(document, "***"))
+    assert unmasked == others
+
+
 @pytest.mark.parametrize("depth", [499, 991])
 def test_a_deeply_nested_record_is_decoded(depth: int) -> None:
     data = b"[" * depth + b'{"secret": "geheim"}' + b"]" * depth

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allocator.errors import ConfigError
-from allocator.web.guard import Guard
+from allocator.web.guard import Guard, Login
 
 TOKEN = "correct-horse-battery"
 
@@ -52,3 +52,15 @@ def test_only_the_token_allows_changes() -> None:
 def test_an_invalid_token_is_refused(token: str) -> None:
     with pytest.raises(ConfigError, match="token"):
         Guard.make(token=token)
+
+
+def test_only_blanks_of_http_are_no_part_of_a_name() -> None:
+    login = Login("X-Forwarded-User", "X-Groups", operators=frozenset({"alice", "@ops"}))
+
+    def role(name: str, groups: str = "") -> str:
+        found = login.user({"X-Forwarded-User": name, "X-Groups": groups}, "127.0.0.1")
+        return "" if found is None else found.role
+
+    assert role(" alice\t") == role("bob", "dev, ops ") == "operator"
+    for name, groups in (("alice\xa0", ""), ("\x85alice", ""), ("bob", "ops\xa0"), ("bob", "dev,\u2003ops")):
+        assert role(name, groups) != "operator", (name, groups)

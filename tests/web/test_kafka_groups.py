@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from allocator import Consumer, Kafka
+from allocator.cli.access import Access
+from allocator.errors import GroupNameError
+from allocator.operate import read_group
+from allocator.operate.doctor import examine_clusters
+from allocator.operate.doctor.finding import COULD_NOT_LOOK
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.testing.waiting import wait_until_async
@@ -155,3 +162,31 @@ async def test_commands_about_records_are_previewed_given_and_withdrawn(
         for what in ("commands/preview", "commands/put", "plan", "rebalance", "pause", "resume"):
             found = await post(what, freeze if what.startswith("commands") else {}, 409)
             assert 'membership="zookeeper"' in found["error"]["message"], (what, found)
+
+
+NOT_ZNODES = ("a/b", "b\N{LATIN SMALL LETTER A WITH DIAERESIS}r\U0001f600", "..", "two\nlines")
+
+
+@pytest.mark.parametrize("with_zookeeper", [False, True], ids=["brokers alone", "and ZooKeeper"])
+async def test_a_group_that_could_not_be_in_zookeeper_is_shown(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, with_zookeeper: bool
+) -> None:
+    topic = topic_factory(2)
+    names = [".." if name == ".." else group + name for name in NOT_ZNODES]
+    zookeeper = kafka_cluster.zookeeper if with_zookeeper else None
+    access = Access(zookeeper, brokers=kafka_cluster.bootstrap, kafka_groups=frozenset(names))
+    async with contextlib.AsyncExitStack() as stack:
+        it = await stack.enter_async_context(served(zookeeper, kafka_cluster.bootstrap, kafka_groups=names))
+        for name in names:
+            await stack.enter_async_context(member(kafka_cluster, name, topic))
+        for name in names:
+            await shows(it, quote(name, safe=""), 1)
+        examined = await examine_clusters(access, names[0], None, None, 0.1, 60.0)
+        assert not [each for each in examined if each.id in ("unknown-group", COULD_NOT_LOOK)]
+        assert {each.state.group for each in [await read_group(access, name) for name in names]} == {*names}
+        await wait_until_async(lambda: all(it.watcher.groups[name].trends.last for name in names), PATIENCE_S)
+
+
+async def test_a_name_that_only_zookeeper_could_have_is_refused(kafka_cluster: LocalCluster) -> None:
+    with pytest.raises(GroupNameError, match="cannot be a znode"):
+        await read_group(Access(kafka_cluster.zookeeper), "a/b")

@@ -207,6 +207,8 @@ async def test_a_plan_is_shown_applied_and_refused(zk_chroot: str) -> None:
             {"function": "os:system"},  # a request must not be able to import a module
             {"add": ["new"], "apply": True},
             {"commands": ["freeze"]},
+            {"partitions": ["t=50001"]},
+            {"partitions": ["t=30000", "u=30000"]},
         ):
             assert (await it.request(path, wrong, Authorization=BEARER)).code == 400, wrong
         assert it.watcher.log.count == 0, "a plan changes nothing"

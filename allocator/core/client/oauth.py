@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import html
 import ipaddress
+import json
 import logging
 import re
 import ssl
@@ -15,7 +17,7 @@ import threading
 import time
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote_plus, urlencode, urlsplit
+from urllib.parse import quote, quote_plus, urlencode, urlsplit
 
 from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.load`
 from kafka.net.sasl.oauth import AbstractTokenProvider
@@ -23,7 +25,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from allocator.core.errors import ConfigError, MissingExtra
 from allocator.core.settings.table import MASK
 from allocator.core.settings.targets import find
-from allocator.core.text import parse_json, plain, shown
+from allocator.core.text import base64_contents, parse_json, plain, shown
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ TURN_S: Final = 60.0  # maximum wait for the call of another client
 MAX_BYTES: Final = 1 << 20  # bytes of one response
 RENEWED_AFTER: Final = 0.8  # share of a token's lifetime; connections authenticate again later, after 0.85 of it
 SOURCE_OF_AWS: Final = "botocore (credentials and region: AWS_* variables, ~/.aws, or the role of the machine)"
+SAID: Final = 200  # maximum characters of a text of the endpoint in an error
 TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, section 2.1
 
 
@@ -173,7 +176,7 @@ class ClientCredentials:
         try:
             response = asyncio.run(self._request())
         except Exception as error:  # noqa: BLE001 - OSError, and tornado's errors without a response
-            raise TokenError(self._masked(f"no response: {shown(error)}")) from None
+            raise TokenError(f"no response: {self._quoted(repr(error))}") from None
         try:
             body = parse_json(response.body or b"null")
         except ValueError:
@@ -182,8 +185,8 @@ class ClientCredentials:
         token, kind, lifetime = fields.get("access_token"), fields.get("token_type", "Bearer"), fields.get("expires_in")
         if response.code != 200:
             # RFC 6749, section 5.2; the response may quote the request
-            said = [str(fields[name])[:200] for name in ("error", "error_description") if fields.get(name)]
-            raise TokenError(self._masked(": ".join([f"it responds {response.code}", *(said or [response.reason])])))
+            said = [fields[name] for name in ("error", "error_description") if fields.get(name)] or [response.reason]
+            raise TokenError(": ".join([f"it responds {response.code}", *map(self._quoted, map(str, said))]))
         if not isinstance(token, str) or not TOKEN.fullmatch(token) or str(kind).lower() != "bearer":
             raise TokenError("its response has no access_token of token_type Bearer")
         try:
@@ -217,7 +220,15 @@ class ClientCredentials:
         finally:
             client.close()
 
-    def _masked(self, text: str) -> str:
-        for secret in {self._client[1], quote_plus(self._client[1])}:
-            text = text.replace(secret, MASK)
-        return plain(text)
+    def _quoted(self, text: str) -> str:
+        """Returns the beginning of a text of the endpoint, without the secret: the endpoint may quote the request."""
+        name, secret = self._client
+        quoted = quote_plus(secret)
+        # the header of the request, whole or cut
+        encoded = (secret, quoted, f"{name}:", f"{quote_plus(name)}:")
+        if any(each in content for content in base64_contents(text) for each in encoded):
+            return MASK
+        # masked before it is cut: a cut text may end with a part of the secret
+        for form in (secret, quoted, quote(secret), json.dumps(secret)[1:-1], repr(secret)[1:-1], html.escape(secret)):
+            text = re.sub(re.escape(form), MASK, text, flags=re.IGNORECASE)
+        return plain(text[:SAID])

@@ -19,7 +19,7 @@ from allocator.core.consumer.membership_config import MembershipConfig, Membersh
 from allocator.core.consumer.reading import Reading
 from allocator.core.consumer.sink import OffsetSink
 from allocator.core.errors import Closed, CommitFailed, ConfigError, IllegalState, NotOwned
-from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.batch import Batch, deserialized
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.loss import RecordsLost, as_written, listed
 from allocator.core.subscription.partition import TopicPartitionState
@@ -118,8 +118,9 @@ class ConsumerBase:
             **self._fetching,
         )
         self._isolation_level = isolation_level
-        self._deserializers = key_deserializer, value_deserializer
-        self._reading = Reading(self._member, self._deserializers)
+        self._reading = Reading(self._member, (key_deserializer, value_deserializer))
+        raw = key_deserializer is None and value_deserializer is None
+        self._deserialize = None if raw else partial(deserialized, key=key_deserializer, value=value_deserializer)
         self._started = False
         self._starting: asyncio.Future[None] | None = None
         self._closed = False

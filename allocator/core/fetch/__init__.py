@@ -11,7 +11,7 @@ decoder in Python returns the same records, 15 to 70 times slower.
 from __future__ import annotations
 
 from allocator.core.fetch.arrow import pyarrow
-from allocator.core.fetch.batch import Batch, deserialized
+from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.codecs import lz4_of_old
 from allocator.core.fetch.columns import varint
 from allocator.core.fetch.decode import accelerated, scan

@@ -5,11 +5,12 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Any, Final, overload
 
 from allocator.core.errors import AllocatorError, DeserializationError, MissingExtra
 from allocator.core.fetch import arrow
+from allocator.core.fetch.codecs import decompressed
 from allocator.core.fetch.decode import Columns, RecordSet
 from allocator.core.record import Record
 from allocator.core.text.html import SHOWN, table
@@ -130,7 +131,10 @@ class Batch(Sequence[Record]):
         return ends[-1] if ends else 0
 
     def __iter__(self) -> Iterator[Record]:
-        records = self._found.records(self._first, self._end, self._start, self._stop)
+        return self._records(self._first, self._end)
+
+    def _records(self, first: int, end: int) -> Iterator[Record]:
+        records = self._found.records(first, end, self._start, self._stop)
         # without deserializers, no Python code runs for each record
         return records if self._is_raw() else map(self._deserialized, records)
 
@@ -193,6 +197,28 @@ class Batch(Sequence[Record]):
                 group = []
         if group:
             yield self._of_segments(group), group[0].codec, data
+
+    def parts(self) -> Iterator[tuple[int, int, Iterator[Record]]]:
+        """Yields the offset after each compressed record batch and each run of others, the bytes to which it
+        decompresses, and its records.
+
+        It decompresses a record batch when that is reached. Records and iterator keep these bytes in memory.
+        """
+        segments, number = self._found.segments, self._first
+        while number < self._end:
+            end = number + 1
+            while not segments[number].codec and end < self._end and not segments[end].codec:
+                end += 1
+            stop = self._stop if end == self._end else min(self._stop, segments[end - 1].next_offset)
+            yield (stop, *self._begun(number, end))
+            number = end
+
+    def _begun(self, first: int, end: int) -> tuple[int, Iterator[Record]]:
+        """Reads the first record of these segments. Returns the bytes to which it was decompressed, and all records."""
+        before = decompressed.nbytes
+        records = self._records(first, end)
+        begun = list(islice(records, 1))
+        return decompressed.nbytes - before, chain(begun, records)
 
     def _of_segments(self, group: Sequence[Segment]) -> Batch:
         return self._between(max(self._start, group[0].base_offset), min(self._stop, group[-1].next_offset))

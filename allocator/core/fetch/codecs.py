@@ -6,6 +6,7 @@ Guarantee: the output of any input, valid or not, has at most `output_limit(len(
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
@@ -69,12 +70,27 @@ class PlainRoom:
         return bytes(self.view[:size])
 
 
+class _Decompressed(threading.local):
+    """Counts what `decompress` has returned in this thread."""
+
+    nbytes = 0
+
+
+decompressed: Final = _Decompressed()
+
+
 def decompress(codec: int, data: bytes | memoryview, *, magic: int = 2, room: type[Room] = PlainRoom) -> bytes:
     """Decompresses `data`. Raises `CodecError`.
 
     `codec`: number in the batch's attributes. `magic`: format version. In version 0 (Kafka 0.8 and 0.9), LZ4 frames
     have a wrong header checksum (KAFKA-3160).
     """
+    found = _decompress(codec, data, magic, room)
+    decompressed.nbytes += len(found)
+    return found
+
+
+def _decompress(codec: int, data: bytes | memoryview, magic: int, room: type[Room]) -> bytes:
     try:
         if codec == SNAPPY:
             return _snappy(data, room)

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.errors import CommitFailed
+from allocator.core.errors import CommitFailed, GroupNameError
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import SILENT, GroupOffsets
 from allocator.core.offsets.messages import fetch_request
 from allocator.core.offsets.pending_commit import TERMS, Offsets, Refusals, Terms, ToCommit
+from allocator.core.settings import check_group
 from allocator.core.types import OffsetAndMetadata, OffsetStorage, Partitions, TopicPartition
 
 Outdated = Callable[[Iterable[TopicPartition]], Awaitable[Partitions]]
@@ -121,6 +122,10 @@ async def fetch_old_offsets(
     """
     if client.api_version(fetch_request(group, (), in_zookeeper=True)) is None:
         return {}
+    try:
+        check_group(group)
+    except GroupNameError:
+        return {}  # no znode can have such a name, and brokers respond with UNKNOWN_SERVER_ERROR
     offsets = GroupOffsets(
         client, group, timeout_s=client.request_timeout_s, coordinator=coordinator, in_zookeeper=True
     )

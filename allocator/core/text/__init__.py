@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from allocator.core.text.base64_text import base64_contents
 from allocator.core.text.bounded_json import parse_json, whole_number
 from allocator.core.text.html import table
 from allocator.core.text.limits import limit_reached

@@ -7,14 +7,13 @@ mask hides them all, except the headers that name places.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
 from allocator.core.settings import MASK
+from allocator.core.text import base64_contents
 from allocator.errors import ConfigError
 
 PARTS = ("key", "value", "headers")
@@ -40,7 +39,9 @@ _PLACE = re.compile(rb"[\w$.<>:-]{0,250}|.{4}|.{8}", re.DOTALL)
 """A name or a number, as text or in 4 or 8 bytes."""
 _SHOWN = "!headers."
 """Start of a text that shows a header."""
-_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{8,}={0,2}")
+_DOCUMENT = re.compile(r"[\"'{}\[\]:=<]")
+"""A character of a document, which the name of a field does not have."""
+MAX_ENCODINGS = 3  # maximum times that a text is encoded as base64, one in the other. Higher: slower
 
 
 class Base64(str):
@@ -156,8 +157,11 @@ def _masked(value: Any, paths: tuple[Steps, ...], left: Iterator[int], depth: in
         return MASK if _may_hide(value, paths) else value
     found = {}
     for name, inner in value.items():
-        below = _below(paths, str(name).casefold())
-        found[name] = MASK if () in below else _masked(inner, below, left, depth + 1) if below else inner
+        below, is_document = _below(paths, str(name).casefold()), _is_document(paths, str(name))
+        hidden = is_document or () in below
+        found[MASK if is_document else name] = (
+            MASK if hidden else _masked(inner, below, left, depth + 1) if below else inner
+        )
     return found
 
 
@@ -188,25 +192,42 @@ def _may_hide(value: Any, paths: tuple[Steps, ...]) -> bool:
         return True
     if not isinstance(value, str):
         return False
-    names = {step for steps in paths for step in steps if step != _DEEP}
-    return any(_mentions(text, names) for text in (value, _from_base64(value)))
+    return _mentions(value, _field_names(paths))
 
 
-def _mentions(text: str, names: Collection[str]) -> bool:
-    """Returns whether text may be a document with a field of these names."""
-    text = text.casefold()
+@lru_cache(maxsize=1000)
+def _is_document(paths: tuple[Steps, ...], name: str) -> bool:
+    """Returns whether the name of a field may itself be a document with a field that is masked at any depth."""
+    names = _field_names(steps for steps in paths if steps[0] == _DEEP)
+    return bool(names) and _mentions(name, names, in_documents=True)
+
+
+def _field_names(paths: Iterable[Steps]) -> Collection[str]:
+    return {step for steps in paths for step in steps if step != _DEEP}
+
+
+def _mentions(text: str, names: Collection[str], *, in_documents: bool = False) -> bool:
+    """Returns whether text, plain or as base64, may be a document with a field of these names.
+
+    With `in_documents`, a name that stands alone does not count.
+    """
+    return any(
+        _has_field(content.casefold(), names)
+        for content in _contents(text, MAX_ENCODINGS)
+        if not in_documents or _DOCUMENT.search(content)
+    )
+
+
+def _contents(text: str, encodings: int) -> Iterator[str]:
+    """Yields the text, and what is encoded in it as base64, up to `encodings` times."""
+    yield text
+    if encodings:
+        for content in base64_contents(text):
+            # a wrong start of the encoding rarely gives ASCII
+            yield from _contents(content, encodings - 1 if content.isascii() else 0)
+
+
+def _has_field(text: str, names: Collection[str]) -> bool:
     if _ANY in names and text.lstrip().startswith(("{", "[", '"')):
         return True
     return "\\u" in text or any(name in text for name in names if name != _ANY)
-
-
-def _from_base64(text: str) -> str:
-    """Returns the text that this text encodes, as JSON writers encode bytes; "" if it encodes none."""
-    if not _BASE64.fullmatch(text):
-        return ""
-    try:
-        return base64.b64decode(text.rstrip("=") + "===", b"-_" if "-" in text or "_" in text else None).decode(
-            errors="replace"
-        )
-    except binascii.Error:
-        return ""

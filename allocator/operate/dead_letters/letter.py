@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Optional
 
 from allocator.core.aio import milliseconds
@@ -17,6 +17,7 @@ from allocator.producer import NewRecord
 from allocator.types import Record, TopicPartition
 
 NO_MASKS = Masks()
+MAX_SUMMARY_TEXT = 4000  # characters of a text in a summary. Higher: lists of letters take more memory
 
 
 class Settled(NamedTuple):
@@ -110,6 +111,16 @@ class Letter:
             origin.redrives,
             settled,
         )
+
+    def summary(self) -> Letter:
+        """Returns the letter without key, value and headers of its record, and with the beginning of long texts.
+
+        A letter of a few hundred bytes in the log may decompress to megabytes.
+        """
+        bare = self.record
+        record = Record(bare.topic, bare.partition, bare.offset, bare.timestamp, bare.timestamp_type, None, None, [])
+        group, error = self.group[:MAX_SUMMARY_TEXT], self.error[:MAX_SUMMARY_TEXT]
+        return replace(self, record=record, group=group, error=error, stack=self.stack[-MAX_SUMMARY_TEXT:])
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +20,12 @@ from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import names_arguments
-from allocator.core.text import whole_number
-from allocator.errors import ConfigError, TopicNotFound
+from allocator.errors import ConfigError, TopicAuthorizationFailed, TopicNotFound
 from allocator.handlers.schemas import Masks
 from allocator.operate.dead_letters.letter import NO_MASKS, Letter, LetterFilter, Note, Settled, redriven
+from allocator.operate.dead_letters.targets import place_in_note, refused_target, settled_topic
 from allocator.operate.group_commands import default_operator
-from allocator.producer import NewRecord, TooLargeForTopic, TransactionalWriter, create_topic
+from allocator.producer import NewRecord, RefusedByTopic, TransactionalWriter, create_topic
 from allocator.types import Record, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,18 @@ REPLICATION = 3
 
 @dataclass
 class Outcome:
-    """The letters that were settled, or would be without `execute`. `refused`: (letter, reason) of the others."""
+    """Summaries of the letters that were settled, or would be without `execute`. `refused`: (summary, reason) of the
+    others."""
 
     done: list[Letter] = field(default_factory=list)
     refused: list[tuple[Letter, str]] = field(default_factory=list)
+
+    def add(self, letters: Iterable[Letter], refused: str | None = None) -> None:
+        for letter in letters:
+            if refused is None:
+                self.done.append(letter.summary())
+            else:
+                self.refused.append((letter.summary(), refused))
 
 
 @names_arguments
@@ -81,7 +89,7 @@ class DeadLetterQueue:
     @property
     def settled_topic(self) -> str:
         """The topic of the notes about settled letters. The first settled letter creates it."""
-        return f"{self.topic}.settled"
+        return settled_topic(self.topic)
 
     async def __aenter__(self) -> DeadLetterQueue:
         async with contextlib.AsyncExitStack() as stack:
@@ -102,12 +110,12 @@ class DeadLetterQueue:
     async def first(
         self, most: int, chosen: LetterFilter = EVERY, *, settled: bool = False
     ) -> tuple[list[Letter], int]:
-        """Returns the first `most` letters of `read`, and the number of all letters."""
+        """Returns summaries of the first `most` letters of `read`, and the number of all letters."""
         found, count = [], 0
         async for letter in self.read(chosen, settled=settled):
             count += 1
             if count <= most:
-                found.append(letter)
+                found.append(letter.summary())
         return found, count
 
     async def read(self, chosen: LetterFilter = EVERY, *, settled: bool = False) -> AsyncIterator[Letter]:
@@ -140,10 +148,9 @@ class DeadLetterQueue:
         if self._client.partitions(self.settled_topic) is not None:
             async for record in self._records(self.settled_topic, None):
                 note = Note.decode(record.value)
-                key = (record.key or b"").decode(errors="replace").partition(":")
-                partition, offset = whole_number(key[0]), whole_number(key[2])
-                if note is not None and partition is not None and offset is not None:
-                    notes[partition, offset] = note
+                place = place_in_note(record.key)
+                if note is not None and place is not None:
+                    notes[place] = note
         return notes
 
     async def _records(self, topic: str, since_ms: int | None) -> AsyncIterator[Record]:
@@ -171,8 +178,10 @@ class DeadLetterQueue:
         letters per second.
 
         Refuses a letter that was redriven `max_redrives` times before, whose headers lack the original place, whose
-        partition does not exist, or that is too large for the topic's `max.message.bytes` (detected only with
-        `execute`). Raises ConfigError for brokers without transactions.
+        topic no handler reads, such as one of operator commands (`targets.py`), or whose partition does not exist. With
+        `execute`, also refuses a letter that the topic or the brokers do not accept: it is larger than the topic's
+        `max.message.bytes`, it lacks the key that a compacted topic demands, or this user may not write the topic.
+        Raises ConfigError for brokers without transactions.
         """
 
         def back(letter: Letter) -> tuple[TopicPartition, NewRecord]:
@@ -184,6 +193,9 @@ class DeadLetterQueue:
                 return f"it was redriven {letter.redrives} times before; find out why it fails again (--max-redrives)"
             if letter.original is None:
                 return "its headers lack the original topic and partition"
+            why = refused_target(letter)
+            if why is not None:
+                return why
             topic, number = letter.original
             if self._client.metadata.topics.get(topic) is None:
                 await self._client.refresh([topic])
@@ -214,13 +226,14 @@ class DeadLetterQueue:
         async for letter in self.read(chosen):
             why = refusal and await refusal(letter)
             if why is not None:
-                outcome.refused.append((letter, why))
+                outcome.add([letter], why)
                 continue
             if not execute:
-                outcome.done.append(letter)
+                outcome.add([letter])
                 continue
             chunk.append(letter)
-            size += len(letter.record.value or b"") + len(letter.record.key or b"")
+            record = letter.record
+            size += NewRecord(record.key, record.value, record.timestamp, record.headers).size
             if len(chunk) >= pace.at_once or size >= BYTES_AT_ONCE:
                 await self._write_fitting(writer, chunk, note, original, outcome)
                 await pace.after(len(chunk))
@@ -232,13 +245,23 @@ class DeadLetterQueue:
     async def _write_fitting(
         self, writer: TransactionalWriter, letters: list[Letter], note: Settled, original: Any, outcome: Outcome
     ) -> None:
-        """Writes these letters. Adds written letters to `outcome.done`, and too large ones to `outcome.refused`."""
+        """Writes these letters. Adds written letters to `outcome.done`, and to `outcome.refused` those that their topic
+        does not accept or that this user may not write there."""
         try:
             await self._write(writer, letters, note, original)
-            outcome.done += letters
-        except TooLargeForTopic as error:
+            outcome.add(letters)
+        except TopicAuthorizationFailed as error:
+            others = [each for each in letters if each.original is None or each.original.topic != error.topic]
+            if original is None or len(others) == len(letters) or not writer.is_open:
+                raise
+            outcome.add([each for each in letters if each not in others], str(error))
+            if others:
+                await self._write_fitting(writer, others, note, original, outcome)
+        except RefusedByTopic as error:
+            if not writer.is_open:
+                raise
             if len(letters) == 1:
-                outcome.refused.append((letters[0], str(error)))
+                outcome.add(letters, str(error))
                 return
             half = len(letters) // 2
             await self._write_fitting(writer, letters[:half], note, original, outcome)

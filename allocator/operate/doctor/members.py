@@ -29,7 +29,7 @@ def member_findings(before: Observation, after: Observation, root: str, patience
     yield from _unclaimed_by_old_consumers(before, after)
     if after.state is not None:
         yield from _ownership(before, after)
-        yield from _stuck(before, after, Paths(root, after.state.group), patience_s)
+        yield from _stuck(before, after, root, patience_s)
         yield from _znodes(after.state, root)
         yield from _differences(after)
     yield from _endless_rebalance(before, after)
@@ -229,10 +229,11 @@ def _claimed_twice(state: GroupState) -> dict[TopicPartition, frozenset[str]]:
     return {p: frozenset(members) for p, members in holders.items() if len(members) > 1}
 
 
-def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: float) -> Iterator[Finding]:
+def _stuck(before: Observation, after: Observation, root: str, patience_s: float) -> Iterator[Finding]:
     state, earlier = after.state, before.state
     if state is None or earlier is None or state.document is None or earlier.document is None:
         return
+    paths = Paths(root, state.group)
     age_s = after.age_s(paths.assignment) or 0.0
 
     def finding(kind: str, member: str, what: str, partitions: Iterable[TopicPartition], why: str, do: str) -> Finding:

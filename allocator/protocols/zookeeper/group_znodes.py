@@ -72,7 +72,6 @@ class GroupZnodes:
         self._commands = Watched(CommandStore(store.zk, store.paths).read, self.poke)
         self._readable_commands = Commands()
         self._infos: dict[str, MemberInfo] = {}
-        self._copies: set[str] = set()  # paths of copied znodes that were found
         self._claims: dict[str, Watched[Claim | None]] = {}
         self._budget = InflateBudget.of_claims()
         # (document, version of its znode, `Snapshot.miscounted`)
@@ -139,8 +138,8 @@ class GroupZnodes:
         # a member whose member znode was deleted by hand works until it notices. Its claim still exists, so it counts
         # as alive
         claiming = [name for name in in_join_order(claimed) if name not in members]
-        kept = {name for name in claiming if not await self._is_copy(paths.claim(name))}
-        alive = frozenset({*kept, *(name for name in names if paths.member(name) not in self._copies)})
+        kept = {name for name in claiming if not await self._store.is_copy(paths.claim(name))}
+        alive = frozenset({*kept, *(name for name in names if paths.member(name) not in self._store.copies)})
         left: Iterable[str] = ()
         if document.seats or any(info.instance_id is not None for info in members.values()):
             left = await self._left_names.get()
@@ -219,24 +218,18 @@ class GroupZnodes:
         effect = "its partitions wait until the member writes it again or leaves"
         return await self._store.readable(effect, self._store.claim, member, watch, budget=self._budget)
 
-    async def _is_copy(self, path: str) -> bool:
-        """Like `Store.is_copy`, but looks only once at a copy that stays: no member ever uses its name."""
-        if path not in self._copies and await self._store.is_copy(path):
-            self._copies.add(path)
-        return path in self._copies
-
     def _poke_released(self) -> None:
         self.released = True
         self.changed.set()
 
     async def _members(self, names: list[str]) -> dict[str, MemberInfo]:
         path = self._store.paths.member
-        fresh = [name for name in names if name not in self._infos and path(name) not in self._copies]
+        fresh = [name for name in names if name not in self._infos and path(name) not in self._store.copies]
         read = partial(self._store.readable, "this member gets no partitions", self._store.member)
         found = dict(zip(fresh, await asyncio.gather(*map(read, fresh))))
         for name in fresh:
             if found[name] is None:
-                await self._is_copy(path(name))
+                await self._store.is_copy(path(name))
         infos = {name: found.get(name) or self._infos.get(name) for name in names}
         self._infos = {name: info for name, info in infos.items() if info is not None}
         return self._infos

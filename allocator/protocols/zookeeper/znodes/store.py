@@ -67,6 +67,8 @@ class Store:
     def __init__(self, zk: ZooKeeperClient, paths: Paths) -> None:
         self.zk = zk
         self.paths = paths
+        self.copies: set[str] = set()
+        """Paths of the copied znodes that `is_copy` has found. No member ever uses the name of one."""
         self._lost = 0  # losses of the connection since the assignment was last written
         self._swept = False  # whether this process has deleted all old shards, and has created none since
 
@@ -115,7 +117,9 @@ class Store:
         return None if found is None else (MemberInfo.decode(path, found[0]), found[1])
 
     async def is_copy(self, path: str) -> bool:
-        """Returns whether a member's znode, or its claim, is a `CopiedZnode`. Deletes it then, if ZooKeeper lets it."""
+        """Returns whether a member's znode, or its claim, is a `CopiedZnode`. Tries once to delete it then."""
+        if path in self.copies:
+            return True
         try:
             stat = await self.zk.exists(path)
         except NotAuthorized:  # since ZooKeeper 3.8.4. A process with other credentials may be behind it
@@ -131,6 +135,7 @@ class Store:
             raise
         except ZooKeeperError as error:  # it has children, or its ACL forbids it
             log.error("%s: it stays, and counts for nothing: %s", self.paths.group, error)
+        self.copies.add(path)
         return True
 
     async def claim(

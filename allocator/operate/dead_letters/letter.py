@@ -112,16 +112,6 @@ class Letter:
             settled,
         )
 
-    def summary(self) -> Letter:
-        """Returns the letter without key, value and headers of its record, and with the beginning of long texts.
-
-        A letter of a few hundred bytes in the log may decompress to megabytes.
-        """
-        bare = self.record
-        record = Record(bare.topic, bare.partition, bare.offset, bare.timestamp, bare.timestamp_type, None, None, [])
-        group, error = self.group[:MAX_SUMMARY_TEXT], self.error[:MAX_SUMMARY_TEXT]
-        return replace(self, record=record, group=group, error=error, stack=self.stack[-MAX_SUMMARY_TEXT:])
-
     @property
     def name(self) -> str:
         """The name of the letter in commands: "partition:offset"."""
@@ -173,6 +163,17 @@ class LetterFilter:
             and (self.until_ms is None or (written_ms is not None and written_ms < self.until_ms))
             and (not self.places or (letter.place.partition, letter.offset) in self.places)
         )
+
+
+def summary_of(letter: Letter) -> Letter:
+    """Returns the letter without key, value and headers of its record, and with the beginning of long texts.
+
+    A letter of a few hundred bytes in the log may decompress to megabytes.
+    """
+    bare = letter.record
+    record = Record(bare.topic, bare.partition, bare.offset, bare.timestamp, bare.timestamp_type, None, None, [])
+    group, error = letter.group[:MAX_SUMMARY_TEXT], letter.error[:MAX_SUMMARY_TEXT]
+    return replace(letter, record=record, group=group, error=error, stack=letter.stack[-MAX_SUMMARY_TEXT:])
 
 
 def redriven(letter: Letter, now_ms: int) -> NewRecord:

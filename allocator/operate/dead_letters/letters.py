@@ -22,7 +22,7 @@ from allocator.core.fetch import RangeReader
 from allocator.core.settings import names_arguments
 from allocator.errors import ConfigError, TopicAuthorizationFailed, TopicNotFound
 from allocator.handlers.schemas import Masks
-from allocator.operate.dead_letters.letter import NO_MASKS, Letter, LetterFilter, Note, Settled, redriven
+from allocator.operate.dead_letters.letter import NO_MASKS, Letter, LetterFilter, Note, Settled, redriven, summary_of
 from allocator.operate.dead_letters.targets import place_in_note, refused_target, settled_topic
 from allocator.operate.group_commands import default_operator
 from allocator.producer import NewRecord, RefusedByTopic, TransactionalWriter, create_topic
@@ -45,12 +45,13 @@ class Outcome:
     done: list[Letter] = field(default_factory=list)
     refused: list[tuple[Letter, str]] = field(default_factory=list)
 
-    def add(self, letters: Iterable[Letter], refused: str | None = None) -> None:
-        for letter in letters:
-            if refused is None:
-                self.done.append(letter.summary())
-            else:
-                self.refused.append((letter.summary(), refused))
+
+def _add(outcome: Outcome, letters: Iterable[Letter], refused: str | None = None) -> None:
+    for letter in map(summary_of, letters):
+        if refused is None:
+            outcome.done.append(letter)
+        else:
+            outcome.refused.append((letter, refused))
 
 
 @names_arguments
@@ -115,7 +116,7 @@ class DeadLetterQueue:
         async for letter in self.read(chosen, settled=settled):
             count += 1
             if count <= most:
-                found.append(letter.summary())
+                found.append(summary_of(letter))
         return found, count
 
     async def read(self, chosen: LetterFilter = EVERY, *, settled: bool = False) -> AsyncIterator[Letter]:
@@ -226,10 +227,10 @@ class DeadLetterQueue:
         async for letter in self.read(chosen):
             why = refusal and await refusal(letter)
             if why is not None:
-                outcome.add([letter], why)
+                _add(outcome, [letter], why)
                 continue
             if not execute:
-                outcome.add([letter])
+                _add(outcome, [letter])
                 continue
             chunk.append(letter)
             record = letter.record
@@ -249,19 +250,19 @@ class DeadLetterQueue:
         does not accept or that this user may not write there."""
         try:
             await self._write(writer, letters, note, original)
-            outcome.add(letters)
+            _add(outcome, letters)
         except TopicAuthorizationFailed as error:
             others = [each for each in letters if each.original is None or each.original.topic != error.topic]
             if original is None or len(others) == len(letters) or not writer.is_open:
                 raise
-            outcome.add([each for each in letters if each not in others], str(error))
+            _add(outcome, [each for each in letters if each not in others], str(error))
             if others:
                 await self._write_fitting(writer, others, note, original, outcome)
         except RefusedByTopic as error:
             if not writer.is_open:
                 raise
             if len(letters) == 1:
-                outcome.add(letters, str(error))
+                _add(outcome, letters, str(error))
                 return
             half = len(letters) // 2
             await self._write_fitting(writer, letters[:half], note, original, outcome)

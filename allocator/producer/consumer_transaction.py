@@ -20,6 +20,7 @@ from allocator.core.consumer import Chosen, ConsumerBase, TransactionalCommits
 from allocator.core.subscription import Phase, TopicPartitionState
 from allocator.core.text import partition_names
 from allocator.errors import AllocatorError, BrokerError, ConfigError, Fenced, IllegalState
+from allocator.producer.intake import TakenRecord
 from allocator.producer.transaction import OVER, GroupOffset, NewRecord, TooLargeForTopic, TransactionalWriter
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -254,14 +255,15 @@ class Transaction:
         """Adds a record, with the arguments of `Producer.send`. Raises the same errors, and IllegalState if the records
         of the transaction have more than `buffer_bytes`."""
         producer = self._transactions.producer
-        at, record = await producer._placed(topic, value, key, partition, timestamp, headers)
-        self._held += record.size
+        taken: TakenRecord = producer._intake.record(topic, value, key, partition, timestamp, headers)
+        at = await producer._place(taken)
+        self._held += taken.record.size
         if self._held > producer.buffer_bytes:
             raise IllegalState(
                 f"{topic}: the results of one transaction have more than buffer_bytes={producer.buffer_bytes}; "
                 "raise it, or read fewer records at a time, with getone() or a smaller prefetch_bytes"
             )
-        self._records[at].append(record)
+        self._records[at].append(taken.record)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

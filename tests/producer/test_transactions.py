@@ -26,7 +26,12 @@ from allocator.errors import BrokerError, Closed, ConfigError, Fenced, IllegalSt
 from allocator.producer import NewRecord, TransactionalWriter
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
-from tests.producer.witnesses import committed_values, committed_values_of_aiokafka, committed_values_of_kafka_python
+from tests.producer.witnesses import (
+    committed_values,
+    committed_values_of_aiokafka,
+    committed_values_of_kafka_python,
+    confluent,
+)
 
 HERE = Path(__file__).parent
 TopicFactory = Callable[..., str]
@@ -427,6 +432,22 @@ async def test_a_block_that_raises_writes_nothing_and_its_records_are_read_again
                 pass
         await producer.send_and_wait(two.out, b"outside")
     assert Counter(await two.results()) == Counter([b"0", b"1", b"2", b"outside"])
+
+
+async def test_a_result_is_that_of_the_call_whatever_becomes_of_its_arguments(two: Two) -> None:
+    await two.fill(3)
+    value, headers = bytearray(1), [("n", b"")]
+    async with two.owner() as (producer, consumer):
+        batch = await batch_of(consumer)
+        async with producer.transaction(consumer) as tx:
+            for record in batch:
+                value[:], headers[:] = record.value, [("n", record.value)]
+                await tx.send(two.out, value, key=memoryview(value), partition=0, headers=headers)
+            headers[:] = [("n", 1)]  # type: ignore[list-item]
+    rows = await confluent(two.cluster.bootstrap, two.out, len(batch), (3, 9))
+    assert [(row.key, row.value, row.headers) for _, row in sorted(rows.items())] == [
+        (each, each, [("n", each)]) for each in (b"0", b"1", b"2")
+    ]
 
 
 async def test_a_long_timeout_does_not_make_brokers_refuse_transactions(two: Two) -> None:

@@ -255,8 +255,7 @@ class Transaction:
             )
 
     def _go_to(self, state: Block) -> None:
-        """Changes the state of the block. From its begin until it has ended, no other call takes or confirms the records
-        in hand."""
+        """Changes the state of the block. Until it has ended, no other call takes or confirms the records in hand."""
         self._must_precede(state)
         self._block = state
         self._transactions.core.state.reader.in_transaction = state is not Block.ENDED
@@ -334,8 +333,8 @@ class Transaction:
             if error is None:
                 if self._under_way:
                     raise IllegalState(
-                        f"nothing is written, because {self._under_way} calls of send() had not returned at the end of "
-                        "the block; await them inside of it"
+                        "nothing is written, because a call of send() had not returned at the end of the block; await "
+                        "all of them inside of it"
                     )
                 await self._of_tenure.commit(self._records, self._offset, finish)
         finally:

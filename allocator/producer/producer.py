@@ -339,6 +339,10 @@ class Producer:
             found = self._transactions[consumer] = ConsumerTransactions(self, consumer)
         return found
 
+    def _known_partitions(self, topic: str) -> tuple[int, ...] | None:
+        """Returns what `partitions_for` would return without waiting; None if it has to wait."""
+        return None if self._writer is None else self._writer.known(topic)
+
     async def _append(self, taken: TakenRecord) -> asyncio.Future[RecordMetadata]:
         """Sends a record as `send` does."""
         topic, partition, (key, value, timestamp, headers) = taken

@@ -102,10 +102,10 @@ class KielProducer(BaseClient):
         key = self.key_maker(message)
         taken = _Message(topic, key, _rendered(key), _rendered(self.serializer(message)))
         partitions, placing = self._producer._known_partitions(topic), None
-        if partitions is None:
-            placing = self._in_turn(topic, partial(self._locate, taken))
-        else:
+        if partitions:
             taken.partition = self._choose(taken, partitions)
+        else:
+            placing = self._in_turn(topic, partial(self._locate, taken))
         self._unsent.append(taken)
         is_full = not self.batch_size or len(self._unsent) >= self.batch_size
         return self._task(self._delivered(self._hand_over_unsent() if is_full else [], placing))
@@ -226,8 +226,9 @@ class KielProducer(BaseClient):
         try:
             if self._loop is not None:
                 flushing = self.flush()
-                while self._tails:  # also what earlier calls have not handed over yet
-                    await asyncio.wait(list(self._tails.values()))
+                # also what earlier calls have not handed over yet
+                while under_way := [task for task in self._tails.values() if not task.done()]:
+                    await asyncio.wait(under_way)
                 await flushing
         finally:
             with contextlib.suppress(DeliveryFailed):  # `produce` or `flush` has raised it

@@ -339,9 +339,9 @@ class Producer:
             found = self._transactions[consumer] = ConsumerTransactions(self, consumer)
         return found
 
-    def _known_partitions(self, topic: str) -> tuple[int, ...] | None:
-        """Returns what `partitions_for` would return without waiting; None if it has to wait."""
-        return None if self._writer is None else self._writer.known(topic)
+    def _known_partitions(self, topic: str) -> tuple[int, ...]:
+        """Returns what `partitions_for` returns without waiting; empty if it has to wait."""
+        return self._client.partitions(topic) or ()
 
     async def _append(self, taken: TakenRecord) -> asyncio.Future[RecordMetadata]:
         """Sends a record as `send` does."""

@@ -156,10 +156,6 @@ class RecordWriter:
         """Whether the writer was closed or has failed."""
         return self._sender.stopped
 
-    def known(self, topic: str) -> tuple[int, ...] | None:
-        """Returns the partitions of a topic; None while it is not known."""
-        return self._known.get(topic)
-
     def choose(self, topic: str, key: bytes | None) -> int | None:
         """Returns the partition for the next record with this key; None while the topic is not known."""
         partitions = self._known.get(topic)

@@ -58,8 +58,12 @@ class Results:
         self.exactly_once = exactly_once
         """Whether records are written in transactions with the offsets of the consumer."""
         self._opening: asyncio.Lock | None = None
-        self._given: Producer | None = consumer._transactions
         self._producer: Producer | None = None
+
+    @property
+    def _given(self) -> Producer | None:
+        given: Producer | None = self._consumer._transactions
+        return given
 
     def take(self, records: Sequence[Produce]) -> Sequence[TakenRecord]:
         """Returns what a handler has returned, to be written later. Raises TypeError and ConfigError as `send` does.

@@ -7,12 +7,14 @@ import contextlib
 import json
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Union
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, Union
 
 from allocator.compat.base_client import BaseClient
 from allocator.core.settings import DEFAULT, names_arguments
-from allocator.errors import AllocatorError, ConfigError, DeliveryFailed, TopicNotFound
+from allocator.errors import ConfigError, DeliveryFailed, IllegalState, TopicNotFound
 from allocator.producer import Producer
 from allocator.types import Acks, Compression, RecordMetadata
 
@@ -20,6 +22,7 @@ log = logging.getLogger(__name__)
 
 COMPRESSIONS: Mapping[Any, Any] = {1: "gzip", 2: "snappy"}  # kiel.constants.GZIP and SNAPPY
 ACKS: Mapping[int, Acks] = {-1: "all", 1: 1}
+T = TypeVar("T")
 
 
 @names_arguments
@@ -69,7 +72,9 @@ class KielProducer(BaseClient):
         self.compression = compression
         self.required_acks = required_acks
         self.ack_timeout = ack_timeout
-        self._unsent: list[tuple[str, int, bytes | None, bytes | None]] = []  # topic, partition, key, value
+        self._unsent: list[_Message] = []
+        self._tails: dict[str, asyncio.Task[Any]] = {}
+        """Topic -> the last task that places messages or hands them over. The next one of the topic waits for it."""
 
     @property
     def unsent_count(self) -> int:
@@ -79,50 +84,137 @@ class KielProducer(BaseClient):
     def produce(self, topic: str, message: Any) -> asyncio.Future[None]:
         """Adds a message. Sends all unsent messages if there are `batch_size` of them.
 
-        Logs an error, and sends nothing, for a topic that does not exist and that the brokers do not create, and a
-        warning after `close`. Raises DeliveryFailed as `flush` does, and the errors of the serializer, the key maker
-        and the partitioner.
+        The message is added, as it is now, when the call returns: `flush` and `close` send it, whether or not the
+        result is awaited. Logs an error, and sends nothing, for a topic that does not exist and that the brokers do not
+        create, and a warning after `close`. The result raises DeliveryFailed as `flush` does, and the errors of the
+        serializer, the key maker and the partitioner.
         """
-        return asyncio.ensure_future(self._produce(topic, message))
+        return self._result_of(partial(self._take, topic, message))
 
-    async def _produce(self, topic: str, message: Any) -> None:
+    def _take(self, topic: str, message: Any) -> asyncio.Future[None]:
         if self.closing:
             log.warning("%s: a message to topic %s is not sent: the producer is closed", self._label, topic)
-            return
+            done = self._future()
+            done.set_result(None)
+            return done
         self._must_be_connected()
-        try:
-            partitions = await self._producer.partitions_for(topic)
-        except TopicNotFound:
-            log.error("%s: a message is not sent: unknown topic %s, and brokers do not create it", self._label, topic)
-            return
+        self._must_be_here()
         key = self.key_maker(message)
-        partition = self.partitioner(key, partitions)
+        taken = _Message(topic, key, _rendered(key), _rendered(self.serializer(message)))
+        partitions, placing = self._producer._known_partitions(topic), None
+        if partitions:
+            taken.partition = self._choose(taken, partitions)
+        else:
+            placing = self._in_turn(topic, partial(self._locate, taken))
+        self._unsent.append(taken)
+        is_full = not self.batch_size or len(self._unsent) >= self.batch_size
+        return self._task(self._delivered(self._hand_over_unsent() if is_full else [], placing))
+
+    async def _locate(self, message: _Message) -> None:
+        """Chooses the partition of a message once its topic is known. Drops it if that fails."""
+        try:
+            message.partition = self._choose(message, await self._producer.partitions_for(message.topic))
+        except TopicNotFound:
+            log.error(
+                "%s: a message is not sent: unknown topic %s, and brokers do not create it", self._label, message.topic
+            )
+        finally:
+            if message.partition is None and message in self._unsent:
+                self._unsent.remove(message)
+
+    def _choose(self, message: _Message, partitions: Sequence[int]) -> int:
+        partition = self.partitioner(message.key_object, partitions)
         if partition not in partitions:
-            raise ConfigError(f"the partitioner chose {partition!r} for topic {topic}; it has {list(partitions)}")
-        self._unsent.append((topic, partition, _rendered(key), _rendered(self.serializer(message))))
-        if not self.batch_size or len(self._unsent) >= self.batch_size:
-            await self._flush()
+            raise ConfigError(
+                f"the partitioner chose {partition!r} for topic {message.topic}; it has {list(partitions)}"
+            )
+        return partition
 
     def flush(self) -> asyncio.Future[None]:
         """Sends the unsent messages, and returns when they are acknowledged.
 
         Raises the first error, after all of them were acknowledged or have failed.
         """
-        return asyncio.ensure_future(self._flush())
+        return self._result_of(self._send_unsent)
 
-    async def _flush(self) -> None:
+    def _send_unsent(self) -> asyncio.Future[None]:
+        if self._unsent:
+            self._must_be_here()
+        return self._task(self._delivered(self._hand_over_unsent()))
+
+    def _hand_over_unsent(self) -> list[asyncio.Task[_HandedOver]]:
+        """Starts to hand the unsent messages over to the producer, in the order of the calls for each topic."""
         messages, self._unsent = self._unsent, []
-        sent: list[asyncio.Future[RecordMetadata]] = []
-        errors: list[BaseException] = []
-        for topic, partition, key, value in messages:
+        by_topic: dict[str, list[_Message]] = defaultdict(list)
+        for each in messages:
+            by_topic[each.topic].append(each)
+        return [self._in_turn(topic, partial(self._hand_over, some)) for topic, some in by_topic.items()]
+
+    async def _hand_over(self, messages: Sequence[_Message]) -> _HandedOver:
+        handed = _HandedOver([], [])
+        for each in messages:
+            if each.partition is None:
+                continue  # it could not be placed, and its `produce` has told so
             try:
-                sent.append(await self._producer.send(topic, value, key, partition))
-            except AllocatorError as error:
-                errors.append(error)
+                handed.sent.append(await self._producer.send(each.topic, each.value, each.key, each.partition))
+            except Exception as error:  # noqa: BLE001 - the other messages are sent
+                handed.errors.append(error)
+        return handed
+
+    async def _delivered(
+        self, tasks: Sequence[asyncio.Task[_HandedOver]], placing: asyncio.Task[None] | None = None
+    ) -> None:
+        """Returns when the messages of these tasks are acknowledged. Raises the first error. Its cancellation withdraws
+        no message."""
+        waits: list[asyncio.Task[Any]] = [*tasks, *([] if placing is None else [placing])]
+        if waits:
+            await asyncio.wait(waits)
+        handed = [task.result() for task in tasks]
+        sent = [future for each in handed for future in each.sent]
         results = await asyncio.gather(*sent, return_exceptions=True)
+        if placing is not None:
+            placing.result()
+        errors = [error for each in handed for error in each.errors]
         errors += [result for result in results if isinstance(result, BaseException)]
         if errors:
             raise errors[0]
+
+    def _in_turn(self, topic: str, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        """Starts a task that does the work after all earlier work for the topic."""
+        before = self._tails.get(topic)
+
+        async def run() -> T:
+            if before is not None:
+                await asyncio.wait([before])
+            return await work()
+
+        def forget(ended: asyncio.Task[Any]) -> None:
+            if self._tails.get(topic) is ended:
+                del self._tails[topic]
+
+        task = self._tails[topic] = self._task(run())
+        task.add_done_callback(forget)
+        return task
+
+    def _result_of(self, start: Callable[[], asyncio.Future[None]]) -> asyncio.Future[None]:
+        """Returns the result of a call. Its errors are those of the result, as in a coroutine."""
+        try:
+            return start()
+        except Exception as error:  # noqa: BLE001
+            failed = self._future()
+            failed.set_exception(error)
+            return failed
+
+    def _must_be_here(self) -> None:
+        with contextlib.suppress(RuntimeError):  # no loop runs: the task runs once that of the producer does
+            if asyncio.get_running_loop() is not self._loop:
+                raise IllegalState(f"{self._label}: this producer was connected in another event loop; use it there")
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        return (self._loop or asyncio.get_event_loop()).create_task(work)
+
+    def _future(self) -> asyncio.Future[None]:
+        return (self._loop or asyncio.get_event_loop()).create_future()
 
     # -- start and close ------------------------------------------------------------------------------------------
 
@@ -133,10 +225,34 @@ class KielProducer(BaseClient):
     async def _wind_down(self) -> None:
         try:
             if self._loop is not None:
-                await self._flush()
+                flushing = self.flush()
+                # also what earlier calls have not handed over yet
+                while under_way := [task for task in self._tails.values() if not task.done()]:
+                    await asyncio.wait(under_way)
+                await flushing
         finally:
             with contextlib.suppress(DeliveryFailed):  # `produce` or `flush` has raised it
                 await self._producer.close()
+
+
+class _Message:
+    """A message that the producer has taken."""
+
+    def __init__(self, topic: str, key_object: Any, key: bytes | None, value: bytes | None) -> None:
+        self.topic = topic
+        self.key_object = key_object
+        """For the partitioner."""
+        self.key = key
+        self.value = value
+        self.partition: int | None = None
+        """None until it is chosen, and if it cannot be."""
+
+
+class _HandedOver(NamedTuple):
+    """Futures of the messages that `Producer` has, and the errors of those that it did not take."""
+
+    sent: list[asyncio.Future[RecordMetadata]]
+    errors: list[BaseException]
 
 
 def _rendered(data: Any) -> bytes | None:

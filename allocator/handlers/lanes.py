@@ -8,17 +8,20 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allocator.core.aio import BackgroundTasks
 from allocator.core.consumer import RecordCommands
 from allocator.core.subscription import Call, Hold
 from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, check_done
-from allocator.handlers.results import Produce, Results, produced
+from allocator.handlers.results import Results, produced
 from allocator.handlers.subprocesses import Children
 from allocator.handlers.window import Unit
 from allocator.types import TopicPartition
+
+if TYPE_CHECKING:
+    from allocator.producer import TakenRecord
 
 # Seconds that one lane, or a coroutine handler that never waits, may run before others continue. Higher: fewer thread
 # switches; lower: commits, stops, other keys and other partitions wait less.
@@ -274,7 +277,7 @@ class Lanes:
         while units:
             unit = units[0]
             try:
-                records: Sequence[Produce] = ()
+                records: Sequence[TakenRecord] = ()
                 entered.unit = unit.argument
                 if guard is not None:
                     guard(unit.argument)
@@ -283,7 +286,8 @@ class Lanes:
                     break  # it did not act, so it is called again once it may
                 if result is not None:
                     check_done(result, self._handler.name)
-                    records = produced(result, self._handler.name)
+                    returned = produced(result, self._handler.name)
+                    records = self._results.take(returned) if returned else ()
                     if records and not kept:
                         await self._results.write(records)
             except asyncio.CancelledError:
@@ -382,7 +386,7 @@ class Lanes:
                 if now >= ends or worker.stopping or not may_act():
                     break
                 try:
-                    records: Sequence[Produce] = ()
+                    records: Sequence[TakenRecord] = ()
                     entered.unit = unit.argument
                     if guard is not None:
                         guard(unit.argument)
@@ -390,7 +394,8 @@ class Lanes:
                     if worker.take_refusals(unit.argument):
                         break  # it did not act, so it is called again once it may
                     if result is not None:
-                        records = produced(result, self._handler.name)
+                        returned = produced(result, self._handler.name)
+                        records = self._results.take_in_thread(returned, loop) if returned else ()
                     if records and not kept:
                         asyncio.run_coroutine_threadsafe(self._results.write(records), loop).result()
                 except asyncio.CancelledError:
@@ -408,7 +413,7 @@ class Lanes:
         return results
 
 
-def _returned(unit: Unit, records: Sequence[Produce], *, kept: bool) -> None:
+def _returned(unit: Unit, records: Sequence[TakenRecord], *, kept: bool) -> None:
     """Makes the unit done, or with `kept` its records wait for their transaction."""
     if kept:
         unit.results = records

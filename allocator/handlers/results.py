@@ -18,7 +18,7 @@ from allocator.handlers.window import Unit, Window, offset_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
-    from allocator.producer import ConsumerTransactions, NewRecord, Producer
+    from allocator.producer import ConsumerTransactions, NewRecord, Producer, TakenRecord
 
 BACKOFF_S, BACKOFF_MAX_S = 0.1, 5.0  # pauses after a failed transaction
 
@@ -60,10 +60,34 @@ class Results:
         self._opening: asyncio.Lock | None = None
         self._producer: Producer | None = None
 
+    @property
+    def _given(self) -> Producer | None:
+        given: Producer | None = self._consumer._transactions
+        return given
+
+    def take(self, records: Sequence[Produce]) -> Sequence[TakenRecord]:
+        """Returns what a handler has returned, to be written later. Raises TypeError and ConfigError as `send` does.
+
+        Call it before any other code runs: a handler may fill the same list of headers for its next record.
+        """
+        from allocator.producer import Intake  # imported with the first result
+
+        intake = Intake() if self._given is None else self._given._intake
+        return [intake.record(*each) for each in records]
+
+    def take_in_thread(self, records: Sequence[Produce], loop: asyncio.AbstractEventLoop) -> Sequence[TakenRecord]:
+        """Like `take`, in the thread of the handler. The serializers run in the event loop, as those of `send` do."""
+        if self._given is None or not self._given._intake.serializes:
+            return self.take(records)
+
+        async def take() -> Sequence[TakenRecord]:
+            return self.take(records)
+
+        return asyncio.run_coroutine_threadsafe(take(), loop).result()
+
     async def producer(self) -> Producer:
-        given: Optional[Producer] = self._consumer._transactions
-        if given is not None:
-            return given
+        if self._given is not None:
+            return self._given
         # Python 3.9 binds a lock to the loop that is current when the lock is created
         self._opening = self._opening or asyncio.Lock()
         async with self._opening:
@@ -79,10 +103,10 @@ class Results:
                 self._producer = producer
             return self._producer
 
-    async def write(self, records: Sequence[Produce]) -> None:
+    async def write(self, records: Sequence[TakenRecord]) -> None:
         """Returns once the records are acknowledged. Raises DeliveryFailed."""
         producer = await self.producer()
-        for future in [await producer.send(*each) for each in records]:
+        for future in [await producer._append(each) for each in records]:
             await asyncio.shield(future)
 
     async def transactions(self) -> ConsumerTransactions:
@@ -204,7 +228,7 @@ class Committing:
         records: dict[TopicPartition, list[NewRecord]] = defaultdict(list)
         for number, unit in enumerate(units):
             try:
-                placed = [await producer._placed(*each) for each in unit.results or ()]
+                placed = [(await producer._place(each), each.record) for each in unit.results or ()]
             except Closed:
                 raise
             except Exception as error:  # noqa: BLE001 - it is a failure of the handler, like those of its call

@@ -22,6 +22,7 @@ from allocator.producer.encoding import (
     merged,
     written,
 )
+from allocator.producer.intake import Intake, TakenRecord
 from allocator.producer.partitioner import Partitioner
 from allocator.producer.producer import Producer
 from allocator.producer.sender import BatchSender, PartitionQueue, SequenceLost

@@ -12,14 +12,16 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any, Final, Optional
 
 from allocator.core.client import KafkaClient
 from allocator.core.consumer import Chosen, ConsumerBase, TransactionalCommits
 from allocator.core.subscription import Phase, TopicPartitionState
 from allocator.core.text import partition_names
 from allocator.errors import AllocatorError, BrokerError, ConfigError, Fenced, IllegalState
+from allocator.producer.intake import TakenRecord
 from allocator.producer.transaction import OVER, GroupOffset, NewRecord, TooLargeForTopic, TransactionalWriter
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -190,8 +192,25 @@ class TenureTransactions:
             await asyncio.sleep(self._core.client.retry_backoff_s)
 
 
+class Block(Enum):
+    """How far the `async with` block of a transaction is. Only an open block takes results."""
+
+    NOT_BEGUN = "not begun"
+    OPEN = "begun"
+    ENDING = "come to its end"
+    """The results are written and committed, or the records in hand are handed back."""
+    ENDED = "ended"
+
+
+NEXT: Final[Mapping[Block, Block]] = {
+    Block.NOT_BEGUN: Block.OPEN,
+    Block.OPEN: Block.ENDING,
+    Block.ENDING: Block.ENDED,
+}
+
+
 class Transaction:
-    """The records in hand of one partition, as one transaction with what `send` adds. Use `async with`.
+    """The records in hand of one partition, as one transaction with what `send` adds. Use `async with`, once.
 
     Results stay in memory until the end of the block, so the transaction on the brokers is short. At the end they are
     written, and committed together with the offset after the records in hand. If the block raises, nothing is written,
@@ -200,16 +219,22 @@ class Transaction:
 
     def __init__(self, transactions: Any) -> None:
         self._transactions: ConsumerTransactions = transactions
+        self._block = Block.NOT_BEGUN
         self._records: dict[TopicPartition, list[NewRecord]] = defaultdict(list)
         self._held = 0
+        self._under_way = 0
+        """Calls of `send` that have not returned."""
         self._moves = 0
         self._tenure: TopicPartitionState
 
     async def __aenter__(self) -> Transaction:
-        """Raises IllegalState unless the records in hand are of one partition, and a retriable Fenced if it was lost
-        or a former owner has committed them, so that other records have to be read."""
+        """Raises IllegalState unless the records in hand are of one partition and in no other transaction, and for a
+        second block of this one. Raises a retriable Fenced if the partition was lost or a former owner has committed
+        the records in hand, so that other records have to be read."""
+        self._must_precede(Block.OPEN)
         self._tenure = tenure = self._in_hand()
         self._moves = tenure.moves
+        self._go_to(Block.OPEN)
         try:
             if self._transactions.core.state.reader.were_cut(tenure):
                 name = partition_names([tenure.partition])
@@ -217,15 +242,30 @@ class Transaction:
             self._of_tenure = self._transactions.of(tenure)
             await self._of_tenure.begin()
         except BaseException:
-            self._hand_back()
+            self._go_to(Block.ENDING)
+            self._end(committed=False)
             raise
-        self._transactions.core.state.reader.in_transaction = True
         return self
+
+    def _must_precede(self, state: Block) -> None:
+        if NEXT.get(self._block) is not state:
+            raise IllegalState(
+                f"the block of this transaction has {self._block.value}, and a transaction has only one block; call "
+                "producer.transaction(consumer) for each"
+            )
+
+    def _go_to(self, state: Block) -> None:
+        """Changes the state of the block. Until it has ended, no other call takes or confirms the records in hand."""
+        self._must_precede(state)
+        self._block = state
+        self._transactions.core.state.reader.in_transaction = state is not Block.ENDED
 
     def _in_hand(self) -> TopicPartitionState:
         core = self._transactions.core
         if core.processor is not None:
             raise IllegalState("process() has the records in hand; return Produce with results='exactly-once' there")
+        if core.state.reader.in_transaction:
+            raise IllegalState("another transaction has the records in hand; end its block first")
         tenures = core.state.reader.tenures
         if not tenures and core.state.reader.was_moved:
             raise Fenced(
@@ -251,39 +291,60 @@ class Transaction:
         timestamp: int | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> None:
-        """Adds a record, with the arguments of `Producer.send`. Raises the same errors, and IllegalState if the records
-        of the transaction have more than `buffer_bytes`."""
+        """Adds a record, with the arguments of `Producer.send`. Raises the same errors, and IllegalState outside of the
+        block, and if the records of the transaction have more than `buffer_bytes`."""
         producer = self._transactions.producer
-        at, record = await producer._placed(topic, value, key, partition, timestamp, headers)
-        self._held += record.size
-        if self._held > producer.buffer_bytes:
+        self._must_be_open(topic)
+        taken: TakenRecord = producer._intake.record(topic, value, key, partition, timestamp, headers)
+        self._under_way += 1
+        try:
+            at = await producer._place(taken)
+        finally:
+            self._under_way -= 1
+        self._must_be_open(topic)
+        held = self._held + taken.record.size
+        if held > producer.buffer_bytes:
             raise IllegalState(
                 f"{topic}: the results of one transaction have more than buffer_bytes={producer.buffer_bytes}; "
                 "raise it, or read fewer records at a time, with getone() or a smaller prefetch_bytes"
             )
-        self._records[at].append(record)
+        self._held = held
+        self._records[at].append(taken.record)
+
+    def _must_be_open(self, topic: str) -> None:
+        if self._block is not Block.OPEN:
+            raise IllegalState(
+                f"{topic}: the result is not written, because the block of its transaction has {self._block.value}; "
+                "await send() inside of `async with producer.transaction(consumer)`"
+            )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        committed, reader = False, self._transactions.core.state.reader
-        reader.in_transaction = False
+        committed = False
+        self._go_to(Block.ENDING)
 
         def finish() -> None:
             nonlocal committed
             committed = True
-            reader.finish_of(self._tenure)
+            self._transactions.core.state.reader.finish_of(self._tenure)
 
         try:
             if error is None:
+                if self._under_way:
+                    raise IllegalState(
+                        "nothing is written, because a call of send() had not returned at the end of the block; await "
+                        "all of them inside of it"
+                    )
                 await self._of_tenure.commit(self._records, self._offset, finish)
         finally:
-            if not committed:
-                self._hand_back()
+            self._end(committed=committed)
 
-    def _hand_back(self) -> None:
+    def _end(self, *, committed: bool) -> None:
+        """Ends the block. Unless the records in hand are committed, the consumer reads them again."""
+        self._go_to(Block.ENDED)
         tenure = self._tenure
-        if tenure.phase is not Phase.ENDED and tenure.position is not None:
+        if not committed and tenure.phase is not Phase.ENDED and tenure.position is not None:
             tenure.hand_back()
             self._transactions.core.fetcher.wake()
 

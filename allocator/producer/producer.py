@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from allocator.core.aio import ClosesOnce, wall_ms, warn_unclosed
+from allocator.core.aio import ClosesOnce, warn_unclosed
 from allocator.core.client import KafkaClient
 from allocator.core.consumer import ConsumerBase
 from allocator.core.settings import DEFAULT, check_topic, keyword_faults, names_arguments
@@ -18,16 +18,15 @@ from allocator.errors import Closed, ConfigError, DeliveryFailed, IllegalState
 from allocator.producer.columns import ColumnsToSend, check_lengths
 from allocator.producer.consumer_transaction import ConsumerTransactions, Transaction
 from allocator.producer.encoding import encode_headers
+from allocator.producer.intake import Intake, TakenRecord, check_timestamp, own_headers
 from allocator.producer.partitioner import as_number
 from allocator.producer.requests import ALL
 from allocator.producer.settings import PRODUCING, PRODUCING_DEFAULT
-from allocator.producer.transaction import NewRecord
 from allocator.producer.writer import RecordWriter
 from allocator.types import Acks, Compression, RecordMetadata, Serializer, TopicPartition
 
 log = logging.getLogger(__name__)
 
-LAST_TIMESTAMP = (1 << 63) - 1
 # Records after which a loop of `send` lets other tasks run, such as the one that sends the batches. Higher: less CPU;
 # lower: the event loop is blocked for a shorter time
 TURN = 1000
@@ -101,8 +100,8 @@ class Producer:
             **sizes,
         }
         self.buffer_bytes = buffer_bytes
-        self._serializers = key_serializer, value_serializer
-        self._serializes = any(function is not None for function in self._serializers)
+        self._intake = Intake(key_serializer, value_serializer)
+        self._serializes = self._intake.serializes
         self._writer: RecordWriter | None = None  # None unless the producer is started and not closed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = ClosesOnce()
@@ -199,7 +198,7 @@ class Producer:
         if writer is None or self._loop is not asyncio.get_running_loop():
             writer = self._open_writer()
         if self._serializes or value.__class__ is not bytes or key is not None or timestamp is not None or headers:
-            key, value = self._checked(topic, key, value, timestamp, headers)
+            key, value, headers = self._intake.take(topic, value, key, timestamp, headers)
         if partition is None:
             partition = writer.choose(topic, key)
         elif partition.__class__ is not int:
@@ -213,25 +212,6 @@ class Producer:
                 topic, key, value, headers=headers, partition=partition, timestamp=timestamp, pause=pause
             )
         return future
-
-    def _checked(
-        self, topic: str, key: Any, value: Any, timestamp: int | None, headers: Sequence[tuple[str, bytes | None]]
-    ) -> tuple[bytes | None, bytes | None]:
-        """Returns the key and the value as bytes. Raises TypeError and ConfigError."""
-        key_serializer, value_serializer = self._serializers
-        if key_serializer is not None and key is not None:
-            key = key_serializer(key)
-        if value_serializer is not None and value is not None:
-            value = value_serializer(value)
-        if value.__class__ is not bytes and value is not None:
-            value = _as_bytes(topic, "value", value)
-        if key.__class__ is not bytes and key is not None:
-            key = _as_bytes(topic, "key", key)
-        if timestamp is not None:
-            _check_timestamp(topic, timestamp)
-        if headers:
-            _check_headers(topic, headers)
-        return key, value
 
     async def send_and_wait(
         self,
@@ -278,8 +258,8 @@ class Producer:
         in_columns = hasattr(values, "buffers") and (keys is None or hasattr(keys, "to_pylist"))
         if in_columns and writer.takes_columns and not self._serializes:
             if timestamp is not None:
-                _check_timestamp(topic, timestamp)
-            _check_headers(topic, headers)
+                check_timestamp(topic, timestamp)
+            headers = own_headers(topic, headers)
             import pyarrow as pa
 
             size = len(values)  # type: ignore[arg-type, unused-ignore]
@@ -289,8 +269,10 @@ class Producer:
             futures: list[asyncio.Future[RecordMetadata]] = [asyncio.Future(loop=loop) for _ in range(size)]
             await writer.append_columns(topic, ColumnsToSend.of(keys, values, encoded), chosen, timestamp, futures)
             return futures
-        rows = _rows(values, as_bytes=self._serializers[1] is None)
-        own: list[Any] = [None] * len(rows) if keys is None else _rows(keys, as_bytes=self._serializers[0] is None)
+        rows = _rows(values, as_bytes=self._intake.value_serializer is None)
+        own: list[Any] = (
+            [None] * len(rows) if keys is None else _rows(keys, as_bytes=self._intake.key_serializer is None)
+        )
         check_lengths(rows, own)
         return [await self.send(topic, value, key, partition, timestamp, headers) for value, key in zip(rows, own)]
 
@@ -359,21 +341,20 @@ class Producer:
             found = self._transactions[consumer] = ConsumerTransactions(self, consumer)
         return found
 
-    async def _placed(
-        self,
-        topic: str,
-        value: Any,
-        key: Any,
-        partition: int | None,
-        timestamp: int | None,
-        headers: Sequence[tuple[str, bytes | None]],
-    ) -> tuple[TopicPartition, NewRecord]:
-        """Returns a record for a transaction, and its partition. Raises the errors of `send`."""
-        writer = self._open_writer()
-        key, value = self._checked(topic, key, value, timestamp, headers)
-        check_topic(topic)
-        at = await writer.place(topic, key, partition)
-        return at, NewRecord(key, value, wall_ms() if timestamp is None else timestamp, headers)
+    def _known_partitions(self, topic: str) -> tuple[int, ...]:
+        """Returns what `partitions_for` returns without waiting; empty if it has to wait."""
+        return self._client.partitions(topic) or ()
+
+    async def _append(self, taken: TakenRecord) -> asyncio.Future[RecordMetadata]:
+        """Sends a record as `send` does."""
+        topic, partition, (key, value, timestamp, headers) = taken
+        return await self._open_writer().append(
+            topic, key, value, headers=headers, partition=partition, timestamp=timestamp
+        )
+
+    async def _place(self, taken: TakenRecord) -> TopicPartition:
+        """Returns the partition of a record for a transaction. Raises the errors of `send`."""
+        return await self._open_writer().place(taken.topic, taken.record.key, taken.partition)
 
     def _open_writer(self) -> RecordWriter:
         if self._loop is not asyncio.get_running_loop():
@@ -398,27 +379,3 @@ def _rows(column: Any, *, as_bytes: bool) -> list[Any]:
         return list(column)
     rows: list[Any] = column.to_pylist()
     return [each.encode() if isinstance(each, str) else each for each in rows] if as_bytes else rows
-
-
-def _as_bytes(topic: str, what: str, data: Any) -> bytes:
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        return bytes(data)
-    raise TypeError(f"{topic}: the {what} is {shown(data)}; pass bytes or None, or set {what}_serializer")
-
-
-def _check_timestamp(topic: str, timestamp: Any) -> None:
-    if not isinstance(timestamp, int) or isinstance(timestamp, bool) or not 0 <= timestamp <= LAST_TIMESTAMP:
-        raise ConfigError(f"{topic}: timestamp is {shown(timestamp)}; pass milliseconds since the epoch, an int")
-
-
-def _check_headers(topic: str, headers: Any) -> None:
-    if not hasattr(headers, "__len__"):
-        raise TypeError(f"{topic}: the headers are {shown(headers)}, which can be read once; pass a list")
-    for pair in headers:
-        whole = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
-        if not whole or not isinstance(pair[1], (bytes, type(None))):
-            raise TypeError(f"{topic}: a header is {shown(pair)}; pass pairs (str, bytes or None)")
-        try:
-            pair[0].encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"{topic}: the name of header {shown(pair)} is no UTF-8: {error.reason}") from error

@@ -124,6 +124,57 @@ async def test_close_sends_what_is_unsent(kafka_cluster: LocalCluster, topic_fac
     assert await values(kafka_cluster, topic) == {0: [b'"foo"', b'"bar"']}
 
 
+@pytest.mark.parametrize("batch_size", [1, 7, 100])
+@pytest.mark.parametrize("known", [False, True])
+async def test_close_sends_messages_whose_result_nobody_awaits(
+    known: bool, batch_size: int, kafka_cluster: LocalCluster, topic_factory: Topics
+) -> None:
+    """In kiel too, a message is unsent when `produce` returns."""
+    topics = [await asyncio.to_thread(topic_factory, 1) for _ in range(2)]
+    producer = await connected(kafka_cluster, batch_size=batch_size)
+    first = 0
+    if known:
+        await asyncio.gather(*(producer.produce(topic, {"n": 0}) for topic in topics))
+        await producer.flush()
+        first = 1
+    message: dict[str, int] = {}
+    waiting = []
+    for n in range(first, 21):
+        message["n"] = n  # the message is what it was at the call
+        waiting += [producer.produce(topic, message) for topic in topics]
+    assert producer.unsent_count == 2 * (21 - first) % batch_size
+    message["n"] = -1
+    waiting[0].cancel()  # withdraws nothing
+    await producer.close()
+    assert await asyncio.gather(*waiting[1:]) == [None] * (len(waiting) - 1)
+    assert producer.unsent_count == 0
+    for topic in topics:
+        assert await values(kafka_cluster, topic) == {0: [b'{"n": %d}' % n for n in range(21)]}
+
+
+async def test_a_flush_keeps_the_order_of_messages_that_wait_for_their_topic(
+    kafka_cluster: LocalCluster, topic_factory: Topics
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    producer = await connected(kafka_cluster, batch_size=3, serializer=lambda message: message)
+    waiting = [producer.produce(topic, n) for n in range(4)]
+    unknown = producer.produce("other.topic", "dropped")
+    waiting += [producer.flush(), producer.produce(topic, 4)]
+    await producer.close()
+    assert await asyncio.gather(*waiting, unknown) == [None] * 7
+    assert await values(kafka_cluster, topic) == {0: [b"0", b"1", b"2", b"3", b"4"]}
+
+
+async def test_an_error_of_one_message_costs_no_other(kafka_cluster: LocalCluster, topic_factory: Topics) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    producer = await connected(kafka_cluster, batch_size=10, partitioner=lambda key, partitions: key, key_maker=len)
+    waiting = [producer.produce(topic, text) for text in ("", "a", {"": {1}}, "")]  # partition 1, and no JSON
+    await producer.close()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(each) for each in outcomes] == [type(None), ConfigError, TypeError, type(None)]
+    assert await values(kafka_cluster, topic) == {0: [b'""', b'""']}
+
+
 async def test_a_message_that_a_broker_cannot_take_now_is_sent_later_and_in_order(
     cluster_factory: Any, topic_factory: Topics
 ) -> None:

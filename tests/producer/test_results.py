@@ -29,7 +29,7 @@ from tests.producer.test_transactions import (
     two,
     walk,
 )
-from tests.producer.witnesses import committed_values
+from tests.producer.witnesses import committed_values, confluent
 
 __all__ = ["two", "walk"]
 MODES = ("at-least-once", "exactly-once")
@@ -120,6 +120,35 @@ async def test_plain_handlers_return_results_too(mode: str, workers: Any, two: T
         assert set(Counter(written).values()) == {1}
     finally:
         await asyncio.to_thread(two.cluster.delete_topic, result_handlers.OUT)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_result_is_what_the_handler_returned_whatever_it_changes_afterwards(
+    mode: str, plain: bool, two: Two
+) -> None:
+    await fill(two)
+    value, headers = bytearray(), [("n", b"")]
+
+    def result(record: Record) -> Produce:
+        value[:], headers[:] = record.value, [("n", record.value)]
+        return Produce(two.out, value, headers=headers)  # type: ignore[arg-type]
+
+    async def handle(record: Record) -> Produce:
+        return result(record)
+
+    async with reader(two, mode) as consumer:
+        await process(
+            consumer,
+            result if plain else handle,
+            until_written(two, COUNT),
+            results=mode,
+            ordering="key",
+            concurrency=1 if plain else 20,
+        )
+    rows = await confluent(two.cluster.bootstrap, two.out, COUNT, (3, 9))
+    assert Counter(row.value for row in rows.values()) == Counter(b"%d" % n for n in range(COUNT))
+    assert [row for row in rows.values() if row.headers != [("n", row.value)]] == []
 
 
 @pytest.mark.parametrize("mode", MODES)

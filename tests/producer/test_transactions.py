@@ -26,7 +26,12 @@ from allocator.errors import BrokerError, Closed, ConfigError, Fenced, IllegalSt
 from allocator.producer import NewRecord, TransactionalWriter
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
-from tests.producer.witnesses import committed_values, committed_values_of_aiokafka, committed_values_of_kafka_python
+from tests.producer.witnesses import (
+    committed_values,
+    committed_values_of_aiokafka,
+    committed_values_of_kafka_python,
+    confluent,
+)
 
 HERE = Path(__file__).parent
 TopicFactory = Callable[..., str]
@@ -427,6 +432,118 @@ async def test_a_block_that_raises_writes_nothing_and_its_records_are_read_again
                 pass
         await producer.send_and_wait(two.out, b"outside")
     assert Counter(await two.results()) == Counter([b"0", b"1", b"2", b"outside"])
+
+
+async def test_a_transaction_has_one_block(two: Two) -> None:
+    """A second block would write the results of the first one again."""
+    await two.fill(4)
+    async with two.owner() as (producer, consumer):
+        for fails in (False, True):
+            record = await consumer.getone(30)
+            assert record is not None
+            tx = producer.transaction(consumer)
+            with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
+                async with tx:
+                    await tx.send(two.out, record.value)
+                    with pytest.raises(IllegalState, match="has begun, and a transaction has only one block"):
+                        async with tx:
+                            pass
+                    if fails:
+                        raise ZeroDivisionError
+            await consumer.getone(30)
+            with pytest.raises(IllegalState, match="has ended, and a transaction has only one block"):
+                async with tx:
+                    await tx.send(two.out, b"again")
+            consumer.seek((two.source, 0), 1)
+        for number in (1, 2, 3):
+            record = await consumer.getone(30)
+            assert record is not None
+            assert record.value == b"%d" % number
+            await in_transaction(producer, consumer, (two.out, record.value))
+    assert Counter(await two.results()) == Counter([b"0", b"1", b"2", b"3"])
+
+
+async def test_a_transaction_whose_records_are_in_another_one_is_refused(two: Two) -> None:
+    await two.fill(1)
+    async with two.owner() as (producer, consumer):
+        await batch_of(consumer)
+        inner = in_transaction(producer, consumer, (two.out, b"inner"))
+        with pytest.raises(IllegalState, match="another transaction has the records in hand"):
+            await in_transaction(producer, consumer, (two.out, b"outer"), after=inner)
+        await batch_of(consumer)
+        entries = await asyncio.gather(
+            *(in_transaction(producer, consumer, (two.out, name)) for name in (b"first", b"second")),
+            return_exceptions=True,
+        )
+        assert [type(each) for each in entries] == [type(None), IllegalState]
+    assert await two.results() == [b"first"]
+
+
+async def test_a_result_outside_of_the_block_is_refused(two: Two) -> None:
+    await two.fill(1)
+    async with two.owner() as (producer, consumer):
+        await batch_of(consumer)
+        tx = producer.transaction(consumer)
+        with pytest.raises(IllegalState, match="its transaction has not begun; await send"):
+            await tx.send(two.out, b"early")
+        async with tx:
+            await tx.send(two.out, b"in time")
+            later = [asyncio.create_task(tx.send(two.out, b"late")) for _ in range(2)]
+        for outcome in await asyncio.gather(*later, return_exceptions=True):
+            assert isinstance(outcome, IllegalState)
+            assert "its transaction has come to its end" in str(outcome)
+        with pytest.raises(IllegalState, match="its transaction has ended"):
+            await tx.send(two.out, b"last")
+    assert await two.results() == [b"in time"]
+
+
+async def test_a_block_that_does_not_await_its_results_writes_nothing(two: Two) -> None:
+    """Otherwise the offset of a record would be committed without its result."""
+    await two.fill(1)
+    sending: list[asyncio.Task[None]] = []
+
+    async def block(producer: Producer, consumer: Consumer) -> None:
+        async with producer.transaction(consumer) as tx:
+            # the first record of a topic waits for its partitions
+            sending.append(asyncio.create_task(tx.send(two.out, b"not awaited")))
+            await asyncio.sleep(0)
+
+    async with two.owner() as (producer, consumer):
+        await batch_of(consumer)
+        with pytest.raises(IllegalState, match="nothing is written, because a call of send"):
+            await block(producer, consumer)
+        with pytest.raises(IllegalState, match="the block of its transaction has"):
+            await sending[0]
+        assert (await batch_of(consumer)).base_offset == 0
+        await in_transaction(producer, consumer, (two.out, b"awaited"))
+    assert await two.results() == [b"awaited"]
+
+
+async def test_a_result_is_that_of_the_call_whatever_becomes_of_its_arguments(two: Two) -> None:
+    await two.fill(3)
+    value, headers = bytearray(1), [("n", b"")]
+    async with two.owner() as (producer, consumer):
+        batch = await batch_of(consumer)
+        async with producer.transaction(consumer) as tx:
+            for record in batch:
+                value[:], headers[:] = record.value, [("n", record.value)]
+                await tx.send(two.out, value, key=memoryview(value), partition=0, headers=headers)
+            headers[:] = [("n", 1)]  # type: ignore[list-item]
+    rows = await confluent(two.cluster.bootstrap, two.out, len(batch), (3, 9))
+    assert [(row.key, row.value, row.headers) for _, row in sorted(rows.items())] == [
+        (each, each, [("n", each)]) for each in (b"0", b"1", b"2")
+    ]
+
+
+async def test_a_result_that_does_not_fit_leaves_room_for_others(two: Two) -> None:
+    await two.fill(1)
+    async with two.owner(buffer_bytes=1000) as (producer, consumer):
+        await batch_of(consumer)
+        async with producer.transaction(consumer) as tx:
+            with pytest.raises(IllegalState, match="buffer_bytes=1000"):
+                await tx.send(two.out, bytes(1000))
+            await tx.send(two.out, b"fits")
+    assert await two.results() == [b"fits"]
 
 
 async def test_a_long_timeout_does_not_make_brokers_refuse_transactions(two: Two) -> None:
@@ -864,6 +981,23 @@ async def test_the_records_in_hand_are_not_confirmed_inside_the_block(two: Two, 
         assert record.offset == 0, "it is read again"
         await in_transaction(producer, consumer, (two.out, b"again"))
     assert await two.results() == [b"again"]
+
+
+async def test_records_that_are_requested_while_the_block_ends_are_not_confirmed_with_it(two: Two) -> None:
+    await two.fill(3)
+    async with two.owner() as (producer, consumer):
+        for number in range(3):
+            record = await consumer.getone(30)
+            assert record is not None
+            assert record.offset == number
+            committing = asyncio.create_task(in_transaction(producer, consumer, (two.out, record.value)))
+            await asyncio.sleep(0)
+            while not committing.done():
+                with pytest.raises(IllegalState, match="end its block before you request more records"):
+                    await consumer.getone(0)
+                await asyncio.sleep(0)
+            await committing
+    assert Counter(await two.results()) == Counter([b"0", b"1", b"2"])
 
 
 async def test_an_offset_below_0_is_refused_before_anything_is_sent(two: Two) -> None:

@@ -48,14 +48,14 @@ MUTATIONS = [
     Mutation(
         "records whose transaction cannot begin are handed back",
         TRANSACTIONS,
-        "        except BaseException:\n            self._hand_back()\n            raise",
-        "        except BaseException:\n            raise",
+        "            self._end(committed=False)",
+        "            self._end(committed=True)",
     ),
     Mutation(
         "records whose transaction failed are handed back",
         TRANSACTIONS,
-        "            if not committed:\n                self._hand_back()",
-        "            if False:\n                self._hand_back()",
+        "            self._end(committed=committed)",
+        "            self._end(committed=True)",
     ),
     Mutation(
         "a seek in the block ends the transaction",

@@ -41,7 +41,7 @@ class Topics:
         self.too_large = False
         self.held: asyncio.Event | None = None
 
-    async def send(self, topic: str, copies: Sequence[Any]) -> None:
+    async def send(self, topic: str, copies: Sequence[Any], *, needs_headers: bool = False) -> None:
         if self.held is not None:
             await self.held.wait()
         if self.refusals:

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
 from allocator.compat.base_consumer import BaseConsumer
-from allocator.core.client import KafkaClient, find_starts
+from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import SubscriptionState
-from allocator.core.types import LAST_OFFSET
 from allocator.errors import AllocatorError, ConfigError, NoOffsetsError, NotAssigned, OffsetOutOfRange
 from allocator.types import TopicPartition
 
@@ -153,13 +152,17 @@ class SingleConsumer(BaseConsumer):
         if not partitions:
             return
         try:
-            found = await find_starts(self._client, dict.fromkeys(partitions, timestamp), timeout_s=LOOKUP_S)
+            ends = {}
+            if timestamp >= 0:  # after all records, it means the end; a record that is written later is not skipped
+                ends = await list_offsets(self._client, dict.fromkeys(partitions, "latest"), timeout_s=LOOKUP_S)
+            found = await list_offsets(self._client, dict.fromkeys(partitions, timestamp), timeout_s=LOOKUP_S)
         except AllocatorError as error:
             unknown = NoOffsetsError(f"cannot find the start of topic {partitions[0].topic!r}: {error}")
             unknown.retriable, unknown.partitions = error.retriable, frozenset(partitions)
             raise unknown from error
         self._read_also(partitions)
-        for partition, there in found.items():
+        for partition in partitions:
+            there = found[partition] or ends.get(partition)
             if there is not None:
                 self._state.seek(partition, there)
                 self._astray.discard(partition)
@@ -211,7 +214,7 @@ def start_to_timestamp(start: Start) -> int:
         if start.tzinfo is None:
             start = start.replace(tzinfo=datetime.timezone.utc)
         start = round(start.timestamp() * 1000)
-    if isinstance(start, bool) or not isinstance(start, int) or not SingleConsumer.BEGINNING <= start <= LAST_OFFSET:
+    if isinstance(start, bool) or not isinstance(start, int) or not SingleConsumer.BEGINNING <= start < 2**63:
         raise ConfigError(
             f"start is {start!r}; pass SingleConsumer.BEGINNING, SingleConsumer.END, a datetime or a timedelta"
         )

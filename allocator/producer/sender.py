@@ -14,7 +14,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, Optional, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Optional, Protocol, TypeVar
 
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
@@ -155,6 +155,12 @@ class PartitionQueue(Generic[B]):
         return queue[0] if queue else None
 
     @property
+    def refuses_identity(self) -> bool:
+        """Whether the topic refused the producer id of the first batch, and may take the batch without one."""
+        code = None if self.error is None else self.error.code
+        return self.refused and code == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT and self.producer >= 0
+
+    @property
     def in_doubt(self) -> bool:
         """Whether a batch that is not acknowledged may be written, or will be by a request that arrives late."""
         return self.unanswered > 0 or any(item.maybe_written for item in self.pending)
@@ -243,6 +249,14 @@ def _raise(partition: TopicPartition, queue: PartitionQueue[Any], error: BrokerE
     raise error
 
 
+class _Terms(NamedTuple):
+    """What all Produce requests of a sender have in common."""
+
+    timeout_s: float
+    transactional_id: Optional[str]
+    acks: int
+
+
 class BatchSender(Generic[B]):
     """Sends batches over a connected client.
 
@@ -281,9 +295,7 @@ class BatchSender(Generic[B]):
         self.buffer_bytes = buffer_bytes
         self.held = 0
         """Bytes of batches that are not acknowledged."""
-        self._request_timeout_s = request_timeout_s
-        self._transactional_id = transactional_id
-        self._acks = acks
+        self._terms = _Terms(request_timeout_s, transactional_id, acks)
         self.identity: tuple[int, int] | None = None
         """Producer id and epoch for partitions that are added next; `LOST`: a new id is requested; None: the first."""
         self.queues: dict[TopicPartition, PartitionQueue[B]] = {}
@@ -463,10 +475,10 @@ class BatchSender(Generic[B]):
     async def _new_identity(self) -> tuple[int, int]:
         """Requests a producer id and its epoch; both are -1 on brokers before 0.11 and with acks 1. Raises
         BrokerError."""
-        if self.magic < 2 or self._acks != ALL:
+        if self.magic < 2 or self._terms.acks != ALL:
             return NO_PRODUCER
         while True:
-            response = await self._client.send_any(init_request(), self._request_timeout_s)
+            response = await self._client.send_any(init_request(), self._terms.timeout_s)
             if not response.error_code:
                 return response.producer_id, response.producer_epoch
             what = "cannot get a producer id"
@@ -573,12 +585,10 @@ class BatchSender(Generic[B]):
         lost: BrokerError | None = None
         request = produce_request(
             {partition: data for partition, (_, _, data) in batches.items()},
-            self._request_timeout_s,
-            self._transactional_id,
-            self._acks,
+            *self._terms,
         )
         try:
-            response = await self._client.send(leader, request, self._request_timeout_s + 5.0)
+            response = await self._client.send(leader, request, self._terms.timeout_s + 5.0)
             codes = {partition: (code, base, time) for partition, code, base, time in produced(response)}
         except BrokerError as error:
             if not error.retriable:
@@ -622,7 +632,7 @@ class BatchSender(Generic[B]):
                 assert item.offset is not None
                 self._acked(partition, item.batch, item.offset, item.time)
         if queue.broken and not queue.unanswered and self.queues.get(partition) is queue:
-            if self._has_old_format(queue):
+            if queue.refuses_identity and self._terms.transactional_id is None:
                 self._forgo_identity(partition, queue)
             elif queue.refused:
                 assert queue.error is not None
@@ -637,12 +647,6 @@ class BatchSender(Generic[B]):
                 backoff = Backoff(self._client.retry_backoff_s, RESEND_MAX_S)
                 queue.resume_at = asyncio.get_running_loop().time() + backoff.nth(queue.tries + 1)
             self._ready[partition] = None
-
-    def _has_old_format(self, queue: PartitionQueue[B]) -> bool:
-        """Returns whether the topic refused the producer id of a batch, and may take the batch without one."""
-        code = None if queue.error is None else queue.error.code
-        unsupported = queue.refused and code == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
-        return unsupported and queue.producer >= 0 and self._transactional_id is None
 
     def _forgo_identity(self, partition: TopicPartition, queue: PartitionQueue[B]) -> None:
         """Sends the batches of a partition without a producer id from now on, one at a time."""

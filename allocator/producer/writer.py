@@ -138,12 +138,17 @@ class RecordWriter:
         if self._compression == "zstd" and not self._sender.takes_zstd:
             name = ".".join(map(str, self._client.broker_version))
             raise ConfigError(f"compression zstd needs brokers of Kafka 2.1 or newer; these are {name}")
-        self._forget = self._client.on_metadata(self._note_partitions)
-        self._tasks.start(self._sender.run(self._tasks), "producer")
+        self._tasks.start(self._run(), "producer")
         return self
 
+    async def _run(self) -> None:
+        forget = self._client.on_metadata(self._note_partitions)
+        try:
+            await self._sender.run(self._tasks)
+        finally:
+            forget()
+
     async def __aexit__(self, *_: object) -> None:
-        self._forget()
         await self._tasks.close()
         self._fail_all(BrokerError("the producer was closed"))
 

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, Optional, Union
 
 from allocator.core.aio import milliseconds
 from allocator.core.settings import check_topic
-from allocator.core.types import LAST_OFFSET
 from allocator.spark.errors import CheckpointMismatch
 from allocator.types import TopicPartition
 
@@ -207,7 +206,7 @@ def _by_partition(text: str, what: str, least: int) -> dict[TopicPartition, int]
                 raise ValueError(f"{topic}:{tp.partition} is listed twice")
             if value < least:
                 raise ValueError(f"{topic}:{tp.partition} has the {what} {value}, below {least}")
-            if value > LAST_OFFSET:
+            if value >= 2**63:
                 raise ValueError(f"{topic}:{tp.partition} has the {what} {value}, which has more than 63 bits")
             found[tp] = value
     if not found:

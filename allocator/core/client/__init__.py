@@ -12,6 +12,6 @@ from __future__ import annotations
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.configs import describe_configs
 from allocator.core.client.errors import ErrorCode, Reaction, for_code, reaction_to
-from allocator.core.client.log_offsets import ends_of_epochs, find_starts, list_offsets
+from allocator.core.client.log_offsets import ends_of_epochs, list_offsets
 from allocator.core.client.metadata import Metadata
 from allocator.core.client.security import KEYS, check_security, mechanism_faults

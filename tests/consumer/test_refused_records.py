@@ -256,3 +256,101 @@ async def test_a_task_that_goes_on_does_so_for_itself_and_not_for_another_that_c
         if processing is not None:
             processing.cancel()
             await asyncio.wait({processing})
+
+
+async def test_a_call_that_asks_for_the_records_of_other_calls_is_told_of_those() -> None:
+    """As a loader that collects the records of many calls does."""
+    async with owner_of(TopicPartition("t", 0)) as (consumer, hand):
+        waiting: dict[int, tuple[Record, asyncio.Future[None]]] = {}
+        done: list[int] = []
+        left_out: list[int] = []
+
+        async def load() -> None:
+            await asyncio.sleep(0.05)
+            batch = list(waiting.values())
+            waiting.clear()
+            for record, loaded in batch:
+                if record.offset == 1 and not left_out:
+                    hand.suspend()
+                if consumer.may_act(record):
+                    done.append(record.offset)
+                else:
+                    left_out.append(record.offset)
+                hand.resume()
+                loaded.set_result(None)
+
+        async def handle(record: Record) -> None:
+            loaded = asyncio.get_running_loop().create_future()
+            if not waiting:
+                asyncio.get_running_loop().create_task(load())
+            waiting[record.offset] = record, loaded
+            await loaded
+
+        processing = asyncio.ensure_future(consumer.process(handle, ordering="none"))
+        await wait_until_async(lambda: {*done} == {*range(COUNT)}, 30, lambda: f"all records: {done}")
+        processing.cancel()
+        await asyncio.wait({processing})
+        assert left_out == [1]
+        assert len(done) == COUNT
+
+
+@pytest.mark.parametrize("who", ["handler", "reader"])
+async def test_what_a_thread_was_told_counts_after_a_task_has_waited(who: str) -> None:
+    async with owner_of(TopicPartition("t", 0)) as (consumer, hand):
+        done: list[int] = []
+        left_out = False
+
+        def store(record: Record) -> None:
+            nonlocal left_out
+            if record.offset == 2 and not left_out:
+                left_out = True
+                hand._suspended = True  # as `suspend` does, without its report to the loop
+                assert not consumer.may_act(record)
+                hand._suspended = False
+            else:
+                done.append(record.offset)
+
+        async def act(record: Record) -> None:
+            await asyncio.to_thread(store, record)
+            await consumer.until_may_act()  # for a next step
+
+        processing = None if who == "reader" else asyncio.ensure_future(consumer.process(act))
+
+        async def is_done() -> bool:
+            if processing is None:
+                for records in (await consumer.getmany(0.1)).values():
+                    for record in records:
+                        await act(record)
+            return {*done} == {*range(COUNT)}
+
+        await wait_until_async(is_done, 30, lambda: f"all records: {done}")
+        if processing is not None:
+            processing.cancel()
+            await asyncio.wait({processing})
+
+
+async def test_a_record_that_goes_back_to_a_queue_is_done_by_whichever_task_may_act_on_it() -> None:
+    async with owner_of(TopicPartition("t", 0)) as (consumer, hand):
+        done: list[int] = []
+        queue: asyncio.Queue[Record] = asyncio.Queue()
+
+        async def work() -> None:
+            while True:
+                record = await queue.get()
+                if record.offset == 2 and not done.count(0):
+                    hand.suspend()
+                    asyncio.get_running_loop().call_later(0.05, hand.resume)
+                if consumer.may_act(record):
+                    done.append(record.offset)
+                else:
+                    await asyncio.sleep(0.01)
+                    queue.put_nowait(record)
+
+        (records,) = (await consumer.getmany(5)).values()
+        for record in records[2:] + records[:2]:
+            queue.put_nowait(record)
+        workers = [asyncio.ensure_future(work()) for _ in range(3)]
+        await wait_until_async(lambda: sorted(done) == [*range(COUNT)], 30, lambda: f"all records: {done}")
+        for worker in workers:
+            worker.cancel()
+        assert not await consumer.getmany(0.2)  # none comes again

@@ -440,10 +440,10 @@ class ConsumerBase:
         lasts. Without a group (`membership="fixed"`), whether this member owns its partition.
 
         A record for which it returns False is not done. If the partition stays here, the record comes again once the
-        lease is renewed, and so do those after it in hand, for which it is False, too. That ends if the same task of
-        the reader awaits `until_may_act`, or if the answer for the first of them is True later. Without `record`, all
-        records in hand come again that the sink has not stored, if the reader asks, or a task that it has started; so
-        a reader asks for each record better, or it makes no progress while the lease comes and goes. A handler's
+        lease is renewed, and so do those after it in hand, for which the same task is told False, too. That ends if
+        this task awaits `until_may_act`, or if the answer for the record is True later, whoever asks. Without `record`,
+        all records in hand come again that the sink has not stored, if the reader asks, or a task that it has started;
+        so a reader asks for each record better, or it makes no progress while the lease comes and goes. A handler's
         thread that lacks the context of the call, as with `run_in_executor`, has to give the record.
         """
         hold, member = self._member.hold_of_call, self._member
@@ -461,15 +461,17 @@ class ConsumerBase:
         return tenure is not None and tenure.fence == record.fence and member.membership.may_act()
 
     async def until_may_act(self) -> None:
-        """Returns once `may_act` is true, and the records in hand may be handled by this task. What other tasks were
-        told before counts still: they may have left their records out. Raises NotOwned if it cannot become true: only a
+        """Returns once `may_act` is true, and the records in hand may be handled by this task. What other tasks and
+        threads were told before counts still: they may have left their records out. Raises NotOwned if it cannot become true: only a
         request for records, or the end of the handler's call, ends that."""
         await self._member.commits.until_may_act()
         self._must_not_be_lost(self._member.outlived)
+        task = asyncio.current_task()
+        alone = task is not None and getattr(task.get_coro(), "cr_code", None) is _UNTIL_MAY_ACT
         if (hold := self._member.hold_of_call) is not None:
-            hold.allow()
+            hold.allow(alone=alone)
         elif self._reading.may_be_asked():
-            self._member.state.reader.allow_all()
+            self._member.state.reader.allow_all(alone=alone)
 
     # -- subscription --------------------------------------------------------------------------------------------
 
@@ -666,6 +668,9 @@ class ConsumerBase:
     def member_id(self) -> str:
         """The name of this member's znode; a new one for each ZooKeeper session."""
         return self._member.membership.member_id
+
+
+_UNTIL_MAY_ACT = ConsumerBase.until_may_act.__code__
 
 
 def join_again_if(consumer: ConsumerBase, admitted: Callable[[Any], Awaitable[bool]]) -> None:

@@ -45,41 +45,43 @@ class Hold:
     def answer(self, record: Any, may_act: bool) -> bool:
         """Notes and returns whether the user may act on a record or batch; None: on that of the handler's call in whose
         context the code runs."""
+        called = self._unit_of_call()
+        unit = called if record is None else record
+        place = unit.base_offset if hasattr(unit, "base_offset") else unit.offset
+        if unit is not called and (unit.topic, unit.partition) != self.tenure.partition:
+            place = unit.topic, unit.partition, place
+            if called is not None and self.has(called, place):
+                place = called.offset
+        return self._answer(place, may_act)
+
+    def _unit_of_call(self) -> Any:
         call = _call_here.get()
-        # a call for one record is told of that, whatever the handler made of it
-        own = call is not None and call.hold is self and (record is None or not hasattr(call.unit, "base_offset"))
-        unit = call.unit if own else record  # type: ignore[union-attr]
-        offset = unit.base_offset if hasattr(unit, "base_offset") else unit.offset
-        is_here = own or (unit.topic, unit.partition) == self.tenure.partition
-        return self._answer(offset if is_here else (unit.topic, unit.partition, offset), may_act)
+        return call.unit if call is not None and call.hold is self else None
 
     def _answer(self, place: Any, may_act: bool) -> bool:
         if not may_act:
-            self._told_not(place)
-        elif place in self.refused:
-            self._told_to(place)
+            self._refuse_at(place)
+        elif self.refused:
+            self.refused.pop(place, None)
         return may_act
 
-    def _told_not(self, place: Any) -> None:
+    def _refuse_at(self, place: Any) -> None:
         task = _task()
         _asked_in.set(task)
         self.refused.setdefault(place, set()).add(task)
 
-    def _told_to(self, place: Any) -> None:
-        """What this task was told before counts no more. What another one was told does: it may have left the record
-        out."""
-        askers = self.refused.get(place, set())
-        askers.difference_update((None, _task(), _asked_in.get()))
-        if not askers:
-            self.refused.pop(place, None)
+    def allow(self, *, alone: bool) -> None:
+        """Called when a task has waited until it may act: in a handler's call, on its records. What it was told before
+        counts no more. What other tasks and threads were told does: they may have left a record out.
 
-    def allow(self) -> None:
-        """Called when the user has waited until it may act: in a handler's call, on its records."""
-        call = _call_here.get()
-        unit = call.unit if call is not None and call.hold is self else None
-        for place in list(self.refused):  # a thread may ask
+        `alone`: the task does nothing but wait, for the one that has started it, as `wait_for` does before Python 3.12.
+        """
+        unit, askers = self._unit_of_call(), (_task(), _asked_in.get() if alone else None)
+        for place, told in list(self.refused.items()):  # a thread may ask
             if unit is None or self.has(unit, place):
-                self._told_to(place)
+                told.difference_update(each for each in askers if each is not None)
+                if not told:
+                    self.refused.pop(place, None)
 
     def has(self, unit: Any, place: Any) -> bool:
         """Returns whether a delivered record or batch has the record at this place."""
@@ -158,7 +160,7 @@ class Call:
 
 _call_here: ContextVar[Optional[Call]] = ContextVar("allocator_call_here", default=None)
 _asked_in: ContextVar[Any] = ContextVar("allocator_asked_in", default=None)
-"""The task that was told last not to act: this one, or one that has started it, as `wait_for` does before 3.12."""
+"""The task that was told last not to act: this one, or one that has started it."""
 
 
 def _task() -> Any:
@@ -491,12 +493,13 @@ class ReaderHold(Hold):
     def _answer(self, place: Any, may_act: bool) -> bool:
         if self._first is None or place < self._first:  # it was done before
             return may_act
-        # a record after one that comes again comes again, too
-        return super()._answer(place, may_act and not any(each < place for each in self.refused))
+        # a record after one that comes again comes again, too; a task that has left out none is not kept waiting
+        task, known = _task() if self.refused else None, list(self.refused.items())
+        return super()._answer(place, may_act and not any(each < place and task in told for each, told in known))
 
     def refuse_from(self, offset: int) -> None:
         if self._first is not None:
-            self._told_not(max(offset, self._first))
+            self._refuse_at(max(offset, self._first))
 
     def finish(self) -> None:
         self.busy = False
@@ -555,10 +558,10 @@ class ReaderHolds:
         for hold in list(self._holds):  # a thread may ask
             hold.refuse_from(stored(hold.tenure.partition))
 
-    def allow_all(self) -> None:
+    def allow_all(self, *, alone: bool) -> None:
         """Called when the reader has waited until it may act on its records."""
         for hold in self._holds:
-            hold.allow()
+            hold.allow(alone=alone)
 
     def were_refused(self, tenure: Progress) -> bool:
         """Whether the reader was told not to act on some record of the tenure."""

@@ -16,9 +16,9 @@ GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 CODECS: Final = {GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
 
 # Brokers accept batches of 1 MB by default, after compression. Java's producer fills a batch until it expects that
-# size, so repetitive records become tens of megabytes of which kilobytes are left. The ratio lets a batch of 1 MB become
-# 128 MiB anyway, so with the floor a small bomb takes no more memory than a large one. A zstd bomb expands 30,000 times.
-# Higher: a bomb takes more memory; lower: batches of very repetitive records are refused.
+# size, so repetitive records become tens of megabytes of which kilobytes are left. By the ratio, a batch of 1 MB may
+# become 128 MiB anyway, so the floor lets a small bomb take no more memory than a large one. A zstd bomb expands 30,000
+# times. Higher: a bomb takes more memory; lower: batches of very repetitive records are refused.
 LIMIT_FLOOR: Final = 128 << 20
 LIMIT_RATIO: Final = 128
 LIMIT_CEILING: Final = 1 << 30

@@ -17,7 +17,7 @@ from libc.string cimport memset
 
 import heapq
 
-from allocator.core.errors import CorruptRecordError
+from allocator.core.errors import CorruptRecordError, DecompressedTooLarge
 
 cdef extern from "Python.h":
     object PyMemoryView_FromMemory(char *mem, Py_ssize_t size, int flags)
@@ -273,7 +273,7 @@ cdef class RecordSet:
 
     cdef bytes _decompressed(self, Segment segment):
         # not at the top: `fetch` imports a module that imports this one
-        from allocator.core.fetch.codecs import decompress
+        from allocator.core.fetch.codecs import OutputTooLarge, decompress
         try:
             return decompress(
                 segment.c.codec,
@@ -282,7 +282,7 @@ cdef class RecordSet:
                 room=Room,
             )
         except ValueError as error:
-            raise self._corrupt(segment, str(error)) from error
+            raise self._corrupt(segment, str(error), isinstance(error, OutputTooLarge)) from error
 
     cdef int _check_count(self, Segment segment, job_t *job, bytes buffer) except -1:
         """Counts the records of a decompressed batch or set, and checks that it can have as many as it says."""
@@ -305,10 +305,11 @@ cdef class RecordSet:
             raise self._corrupt(segment, why_not)
         return 0
 
-    cdef object _corrupt(self, Segment segment, str why):
+    cdef object _corrupt(self, Segment segment, str why, bint too_large=False):
         # a compressed set of an old format has only its last offset outside
         cdef int64_t offset = segment.c.base_offset if segment.c.count >= 0 else segment.c.next_offset - 1
-        return CorruptRecordError(self.topic, self.partition, offset, why, next_offset=segment.c.next_offset)
+        kind = DecompressedTooLarge if too_large else CorruptRecordError
+        return kind(self.topic, self.partition, offset, why, next_offset=segment.c.next_offset)
 
 
 def scan(bytes data not None, *, str topic not None, int partition, int64_t start, aborted=()):

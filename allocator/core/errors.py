@@ -25,6 +25,7 @@ __all__ = [
     "CommitFailed",
     "ConfigError",
     "CorruptRecordError",
+    "DecompressedTooLarge",
     "DeliveryFailed",
     "DeserializationError",
     "Fenced",
@@ -299,9 +300,25 @@ class CorruptRecordError(_AtOffset):
 
     def __init__(self, topic: str, partition: int, offset: int, why: str, *, next_offset: int | None = None) -> None:
         past = "past it" if next_offset is None else f"to {next_offset}"
-        super().__init__(topic, partition, offset, f"{why}; seek {past} to continue, or compare with another replica")
+        super().__init__(topic, partition, offset, f"{why}; {self._remedy(past)}")
         self.why = why
         self.next_offset = next_offset
+
+    def _remedy(self, past: str) -> str:
+        return f"seek {past} to continue, or compare with another replica"
+
+
+class DecompressedTooLarge(CorruptRecordError):
+    """A record batch decompresses to more than the limit: 128 MiB or 128 times its size, at most 1 GiB.
+
+    Its records may be good. The limit keeps a batch of a few bytes from filling the memory.
+    """
+
+    def _remedy(self, past: str) -> str:
+        return (
+            "its records may be good, so read them with a client that has no such limit before you seek "
+            f"{past}, and lower batch.size of their producer"
+        )
 
 
 class DeserializationError(_AtOffset):

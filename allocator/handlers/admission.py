@@ -13,7 +13,6 @@ from typing import Any
 from allocator.core.fetch import Batch
 from allocator.core.subscription import DoneSet, Hold
 from allocator.core.telemetry import Measures
-from allocator.errors import CorruptRecordError
 from allocator.handlers.due import DueGate
 from allocator.handlers.failures import Failures
 from allocator.handlers.handling import Handling
@@ -170,6 +169,11 @@ class Admission:
         if len(self._queue) >= QUEUE_BATCHES:
             self._set_full(True)
 
+    def end_before(self, offset: int) -> None:
+        """Drops the queued batches from `offset` on."""
+        self._queue = deque(batch for batch in self._queue if batch.base_offset < offset)
+        self._set_full(len(self._queue) >= QUEUE_BATCHES)
+
     def conclude(self, then: Callable[[], None]) -> None:
         """Makes the queued records the last ones, and calls `then` when they are done. Drops those that are not due."""
         self._then = then
@@ -184,18 +188,14 @@ class Admission:
         """Admits queued records until a limit is reached."""
         if self.window.nbytes != self.window.counted:
             self._count()
-        try:
-            while not self.closed:
-                opened = self._opened or self._open()
-                if opened is None:
-                    break
-                capacity = self._capacity()
-                if capacity <= 0:
-                    break
-                self._admit(opened, capacity)
-        except CorruptRecordError as error:
-            self._work.broken(error)
-            self.close()
+        while not self.closed:
+            opened = self._opened or self._open()
+            if opened is None:
+                break
+            capacity = self._capacity()
+            if capacity <= 0:
+                break
+            self._admit(opened, capacity)
         if self._then is not None and self.is_empty:
             then, self._then, self._is_over = self._then, None, True
             then()

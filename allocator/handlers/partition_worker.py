@@ -94,6 +94,9 @@ class PartitionWorker(LaneOwner):
     def done(self, *, delivered: bool = False) -> tuple[int | None, DoneSet | None]:
         return self.admission.done(returned=delivered and self._committing is not None)
 
+    def end_before(self, offset: int) -> None:
+        self.admission.end_before(offset)
+
     def is_of(self, record: Any) -> bool:
         plan = self._work.retry_plan
         return super().is_of(record) or (

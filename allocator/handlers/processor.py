@@ -28,7 +28,16 @@ from typing import Any
 
 from allocator.core.aio import Reminder, within
 from allocator.core.consumer import ConsumerBase, RecordCommands
-from allocator.errors import AllocatorError, Closed, CommitFailed, ConfigError, HandlerCutOff
+from allocator.errors import (
+    AllocatorError,
+    Closed,
+    CommitFailed,
+    ConfigError,
+    CorruptRecordError,
+    HandlerCutOff,
+    OffsetOutOfRange,
+    RecordTooLarge,
+)
 from allocator.handlers.admission import InHandBytes, Work
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.failures import Failures
@@ -202,7 +211,7 @@ class Processor:
     # -- feeding -------------------------------------------------------------------------------------------------
 
     async def _feed(self) -> None:
-        failing = Reminder(log)
+        failing, behind = Reminder(log), Reminder(log)
         while True:
             try:
                 batch = await self._consumer.getbatch()
@@ -214,6 +223,9 @@ class Processor:
                 self.stop()
                 return
             except AllocatorError as error:
+                if self._is_behind(error):
+                    behind.warn("processing ends once the records before it are handled: %s", error)
+                    continue  # `getbatch` raises the error again
                 if not error.retriable:
                     raise
                 failing.warn("fetching continues after: %s", error)
@@ -228,6 +240,14 @@ class Processor:
                 self._workers = [each for each in self._workers if each.takes_more or not each.has_ended]
                 self._workers.append(worker)
             worker.admission.put(batch.raw())
+
+    def _is_behind(self, error: AllocatorError) -> bool:
+        """Returns whether an error stops a partition behind records that are not handled yet."""
+        if error.retriable or not isinstance(error, (CorruptRecordError, OffsetOutOfRange, RecordTooLarge)):
+            return False
+        tenure = self._member.state.assignment.get(TopicPartition(error.topic, error.partition))
+        workers = () if tenure is None else (hold for hold in tenure.holds if isinstance(hold, PartitionWorker))
+        return any(worker.takes_more and not worker.admission.is_empty for worker in workers)
 
     # -- beginning and end ---------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 import cramjam
 import pytest
 
+from allocator.core.errors import DecompressedTooLarge
 from allocator.core.fetch import codecs
 from allocator.core.fetch.codecs import GZIP, LZ4, SNAPPY, ZSTD, CodecError, decompress
 from tests.fetch.fetch_decoders import make
@@ -70,6 +71,29 @@ def test_the_sum_of_claimed_snappy_sizes_is_bounded() -> None:
     half = b"\x80\x80\x80\x80\x02"  # a block of 512 MiB
     with pytest.raises(CodecError, match=f"a block claims {1 << 29} bytes, which makes {3 << 29}, more than {1 << 30}"):
         decompress(SNAPPY, xerial(*[half + bytes(9 << 20)] * 3))
+
+
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
+def test_a_small_batch_of_very_repetitive_records_is_read(decoder: Any, codec: str) -> None:
+    """Java's producer makes them: it fills a batch until it expects the batch size after compression."""
+    records = [R(number, b'{"sensor": 17, "value": 0.0}' * 16_000) for number in range(100)]
+    data = batch(records, 0, codec)
+    assert len(data) < 400_000
+    assert [record.value for record in make(decoder, data)] == [record.value for record in records]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
+def test_a_batch_beyond_the_limit_has_an_error_that_does_not_call_it_corrupt(
+    decoder: Any, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codecs, "LIMIT_FLOOR", 1 << 20)
+    data = batch([R(0, bytes(3 << 20))], 0, codec)
+    monkeypatch.setattr(codecs, "LIMIT_RATIO", 2)
+    with pytest.raises(
+        DecompressedTooLarge, match=r"decompress to more than 1048576; its records may be good"
+    ) as caught:
+        list(make(decoder, data))
+    assert (caught.value.offset, caught.value.next_offset) == (0, 1)
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])

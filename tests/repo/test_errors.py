@@ -23,6 +23,7 @@ EXAMPLES: dict[str, Callable[[Any], AllocatorError]] = {
     "AlreadyStored": lambda kind: kind(PARTITION, 5, 2),
     "BrokerError": lambda kind: kind("refused", code=7, retriable=True),
     "CorruptRecordError": lambda kind: kind(*AT, "why", next_offset=9),
+    "DecompressedTooLarge": lambda kind: kind(*AT, "why", next_offset=9),
     "DeliveryFailed": lambda kind: kind(PARTITION, 3, BrokerError("no", retriable=True), True),
     "DeserializationError": lambda kind: kind(*AT, "value", CAUSE),
     "HandlerCutOff": lambda kind: kind("handle", ["t:0"], 3.0, frozenset({PARTITION})),

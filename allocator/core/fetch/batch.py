@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Any, Final, overload
 
-from allocator.core.errors import AllocatorError, DeserializationError, MissingExtra
+from allocator.core.errors import AllocatorError, CorruptRecordError, DeserializationError, MissingExtra
 from allocator.core.fetch import arrow
 from allocator.core.fetch.codecs import decompressed
 from allocator.core.fetch.decode import Columns, RecordSet
@@ -40,6 +40,9 @@ class Batch(Sequence[Record]):
     iterator raises `DeserializationError`. To continue after that record, call `next(records)` on the same iterator, or
     use `batch.from_offset(error.offset + 1)`. Bytes that do not decode raise `CorruptRecordError`, and so does each
     further `next`.
+
+    A batch that a consumer has delivered ends before such bytes instead, once they are found: iteration stops, columns
+    have the records before them, and `next_offset` is their offset. The consumer's next request raises the error.
     """
 
     __slots__ = (
@@ -49,6 +52,8 @@ class Batch(Sequence[Record]):
         "_found",
         "_key_deserializer",
         "_last",
+        "_on_corrupt",
+        "_root",
         "_start",
         "_stop",
         "_value_deserializer",
@@ -85,6 +90,16 @@ class Batch(Sequence[Record]):
         self._ends: list[int] | None = None
         # the segment that was decoded last: random access mostly stays within one segment
         self._last: tuple[int, Columns] | None = None
+        # see `watch`; and the watched batch of which this one is a part
+        self._on_corrupt: Callable[[int, CorruptRecordError], None] | None = None
+        self._root: Batch | None = None
+
+    def watch(self, on_corrupt: Callable[[int, CorruptRecordError], None]) -> None:
+        """Makes this batch and its slices end before bytes that do not decode, instead of raising the error.
+
+        When they are found, `on_corrupt` is called with their offset and the error, in the thread that found them.
+        """
+        self._on_corrupt, self._root = on_corrupt, None
 
     def _repr_html_(self) -> str:
         """Returns the first records as an HTML table for notebooks. Decodes only these."""
@@ -135,8 +150,16 @@ class Batch(Sequence[Record]):
 
     def _records(self, first: int, end: int) -> Iterator[Record]:
         records = self._found.records(first, end, self._start, self._stop)
-        # without deserializers, no Python code runs for each record
+        if self._is_watched:
+            records = self._before_corrupt(records)
+        # without deserializers, no Python code runs for each record, except the step of a generator
         return records if self._is_raw() else map(self._deserialized, records)
+
+    def _before_corrupt(self, records: Iterator[Record]) -> Iterator[Record]:
+        try:
+            yield from records
+        except CorruptRecordError as error:
+            self._end_before(error)
 
     @overload
     def __getitem__(self, index: int) -> Record: ...
@@ -151,7 +174,13 @@ class Batch(Sequence[Record]):
         if not 0 <= wanted < len(self):
             raise IndexError(f"record {index} of a batch of {len(self)}")
         number, within = self._locate(wanted)
-        columns, first, _ = self._part(number)
+        try:
+            columns, first, _ = self._part(number)
+        except CorruptRecordError as error:
+            # a record at the end is another one now
+            if self._end_before(error) and index < 0:
+                return self[index]
+            raise
         record = next(columns.records(first + within, first + within + 1))
         return record if self._is_raw() else self._deserialized(record)
 
@@ -209,19 +238,21 @@ class Batch(Sequence[Record]):
             end = number + 1
             while not segments[number].codec and end < self._end and not segments[end].codec:
                 end += 1
-            stop = self._stop if end == self._end else min(self._stop, segments[end - 1].next_offset)
-            yield (stop, *self._begun(number, end))
+            stop = self._stop if end == self._end else segments[end - 1].next_offset
+            yield self._begun(number, end, stop)
             number = end
 
-    def _begun(self, first: int, end: int) -> tuple[int, Iterator[Record]]:
-        """Reads the first record of these segments. Returns the bytes to which it was decompressed, and all records."""
+    def _begun(self, first: int, end: int, stop: int) -> tuple[int, int, Iterator[Record]]:
+        """Reads the first record of these segments, which end at `stop`. Returns what `parts` yields for them."""
         before = decompressed.nbytes
         records = self._records(first, end)
         begun = list(islice(records, 1))
-        return decompressed.nbytes - before, chain(begun, records)
+        return min(stop, self._stop), decompressed.nbytes - before, chain(begun, records)
 
     def _of_segments(self, group: Sequence[Segment]) -> Batch:
-        return self._between(max(self._start, group[0].base_offset), min(self._stop, group[-1].next_offset))
+        part = self._between(max(self._start, group[0].base_offset), min(self._stop, group[-1].next_offset))
+        part._root = None  # a mirror copies bytes that do not decode, and handles the error if it has to decode them
+        return part
 
     # -- columns
 
@@ -299,12 +330,38 @@ class Batch(Sequence[Record]):
             key_deserializer=self._key_deserializer,
             value_deserializer=self._value_deserializer,
         )
+        other._root = self if self._root is None and self._is_watched else self._root
         other._stop = max(start, stop)
         segments = self._found.segments
         # a record batch may hold a single record, so a response has thousands of segments
         other._first = _first_number(self._first, self._end, lambda number: segments[number].next_offset > start)
         other._end = _first_number(other._first, self._end, lambda number: segments[number].base_offset >= stop)
         return other
+
+    @property
+    def _is_watched(self) -> bool:
+        return self._on_corrupt is not None or self._root is not None
+
+    def _end_before(self, error: CorruptRecordError) -> bool:
+        """Ends a watched batch before the record batch of `error`. Returns False for another one, which raises it."""
+        if not self._is_watched:
+            return False
+        segments = self._found.segments
+        number = _first_number(0, len(segments), lambda number: segments[number].next_offset > error.offset)
+        # the error of a compressed set in an old format has the offset of its last record
+        at = min(segments[number].base_offset, error.offset)
+        root = self if self._root is None else self._root
+        for each in {self, root}:
+            each._shorten(at)
+        assert root._on_corrupt is not None
+        root._on_corrupt(max(at, root._start), error)
+        return True
+
+    def _shorten(self, stop: int) -> None:
+        segments = self._found.segments
+        self._stop = max(self._start, min(self._stop, stop))
+        self._end = _first_number(self._first, self._end, lambda number: segments[number].base_offset >= stop)
+        self._ends = None
 
     def _wire(self, segment: Segment, at: int) -> tuple[int, memoryview]:
         """Finds the v2 batch of `segment`, searching from `at`. Returns the position after it, and its bytes."""
@@ -320,10 +377,15 @@ class Batch(Sequence[Record]):
         first, last, step = index.indices(len(self))
         if step != 1:
             raise ValueError(f"a batch can only be sliced in steps of 1, not {step}; iterate over it to skip records")
-        start = self._offset_at(first) if first < len(self) else self._stop
-        if last <= first:
-            return self._between(start, start)
-        return self._between(start, self._stop if last == len(self) else self._offset_at(last - 1) + 1)
+        try:
+            start = self._offset_at(first) if first < len(self) else self._stop
+            if last <= first:
+                return self._between(start, start)
+            return self._between(start, self._stop if last == len(self) else self._offset_at(last - 1) + 1)
+        except CorruptRecordError as error:
+            if not self._end_before(error):
+                raise
+        return self._slice(index)
 
     def _offset_at(self, index: int) -> int:
         number, within = self._locate(index)
@@ -337,8 +399,12 @@ class Batch(Sequence[Record]):
         return self._first + number, index - (ends[number - 1] if number else 0)
 
     def _row_ends(self) -> list[int]:
-        if self._ends is None:
-            self._ends = list(accumulate(self._counts()))
+        while self._ends is None:
+            try:
+                self._ends = list(accumulate(self._counts()))
+            except CorruptRecordError as error:
+                if not self._end_before(error):
+                    raise
         return self._ends
 
     def _counts(self) -> Iterator[int]:
@@ -365,9 +431,13 @@ class Batch(Sequence[Record]):
 
     def _columns(self) -> tuple[Columns | None, int, int]:
         """Like `_part`, for all segments."""
-        if self._first == self._end:
-            return None, 0, 0
-        return self._cut(self._found.columns(self._first, self._end), self._first, self._end)
+        while self._first != self._end:
+            try:
+                return self._cut(self._found.columns(self._first, self._end), self._first, self._end)
+            except CorruptRecordError as error:
+                if not self._end_before(error):
+                    raise
+        return None, 0, 0
 
     def _cut(self, columns: Columns, first: int, end: int) -> tuple[Columns, int, int]:
         segments = self._found.segments

@@ -1,7 +1,7 @@
 """Decompresses record batches in bounded memory.
 
 Guarantee: the output of any input, valid or not, has at most `output_limit(len(input))` bytes. Larger output raises
-`CodecError`.
+`OutputTooLarge`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import cramjam
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 CODECS: Final = {GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
 
-# Producers limit a batch to about 1 MB before compression by default, and logs rarely compress by more than 50:1. A
-# zstd bomb expands 30,000 times. Higher: a bomb takes more memory; lower: batches of very repetitive records are
-# refused.
-LIMIT_FLOOR: Final = 16 << 20
+# Brokers accept batches of 1 MB by default, after compression. Java's producer fills a batch until it expects that
+# size, so repetitive records become tens of megabytes of which kilobytes are left. By the ratio, a batch of 1 MB may
+# become 128 MiB anyway, so the floor lets a small bomb take no more memory than a large one. A zstd bomb expands 30,000
+# times. Higher: a bomb takes more memory; lower: batches of very repetitive records are refused.
+LIMIT_FLOOR: Final = 128 << 20
 LIMIT_RATIO: Final = 128
 LIMIT_CEILING: Final = 1 << 30
 # For all record batches that become columns together: a response of 1 MB may have a thousand bombs, each within its
@@ -33,6 +34,10 @@ _GUARD: Final = b"\xa5\x5a\xc3\x3c\x96\x69\x0f\xf1" * 2
 
 class CodecError(ValueError):
     """The bytes do not decompress, or decompress to more than the limit."""
+
+
+class OutputTooLarge(CodecError):
+    """The bytes decompress to more than the limit, or claim to."""
 
 
 def output_limit(compressed: int) -> int:
@@ -126,7 +131,7 @@ def _bounded(into: Callable[[Any, memoryview], int], data: bytes | memoryview, r
         else:
             return here.take(written)
         if size == limit:
-            raise CodecError(f"{len(data)} bytes become more than {limit}")
+            raise OutputTooLarge(f"{len(data)} bytes decompress to more than {limit}")
         size = min(size * 4, limit)
 
 
@@ -141,11 +146,11 @@ def _snappy(data: bytes | memoryview, room: type[Room]) -> bytes:
     for block in _snappy_blocks(view):
         # checked first, because cramjam allocates the claimed length before it verifies it
         claimed = cramjam.snappy.decompress_raw_len(block)
-        total += claimed
-        if total > limit:
-            raise CodecError(f"snappy: a block claims {claimed} bytes, which makes {total}, more than {limit}")
         if claimed > 64 * len(block):
             raise CodecError(f"snappy: a block of {len(block)} bytes cannot hold the {claimed} that it claims")
+        total += claimed
+        if total > limit:
+            raise OutputTooLarge(f"snappy: a block claims {claimed} bytes, which makes {total}, more than {limit}")
     whole = room(total)
     at = 0
     for block in _snappy_blocks(view):

@@ -20,8 +20,8 @@ from typing import Final
 
 import crc32c
 
-from allocator.core.errors import CorruptRecordError
-from allocator.core.fetch.codecs import check_together, decompress
+from allocator.core.errors import CorruptRecordError, DecompressedTooLarge
+from allocator.core.fetch.codecs import OutputTooLarge, check_together, decompress
 from allocator.core.fetch.columns import ColumnPart, Columns, Segment, long_varint, varint
 from allocator.core.record import PlainRecord
 
@@ -86,10 +86,12 @@ class RecordSet:
 
     def part(self, segment: Segment) -> ColumnPart:
         """Decodes one segment. Raises `CorruptRecordError`."""
-        part = segment.part
+        part, kind = segment.part, CorruptRecordError
         if part is None:
             try:
                 part = _part(self.data, segment)
+            except OutputTooLarge as error:
+                why, kind = str(error), DecompressedTooLarge
             except IndexError:
                 why = "a record ends outside its batch"
             except (ValueError, struct.error) as error:
@@ -98,7 +100,7 @@ class RecordSet:
             return part.belongs(self.topic, self.partition, segment.leader_epoch, self.fence)
         # the header of a compressed set in an old format has only the last offset
         offset = segment.base_offset if segment.count >= 0 else segment.next_offset - 1
-        raise CorruptRecordError(self.topic, self.partition, offset, why, next_offset=segment.next_offset)
+        raise kind(self.topic, self.partition, offset, why, next_offset=segment.next_offset)
 
 
 class _Records:

@@ -187,12 +187,18 @@ class Fetcher:
         for tp in partitions:
             self._fetching.prepare(tp)
 
-    def halt(self, tp: TopicPartition, error: AllocatorError) -> None:
-        """Stops a partition until it is sought. Called when `error` stopped the decoding of a batch."""
+    def halt(self, tp: TopicPartition, error: AllocatorError, *, raised: bool = True) -> None:
+        """Stops a partition until it is sought. Called when `error` stopped the decoding of a batch.
+
+        `raised`: whether the user gets the error now. Otherwise the next `take` raises it.
+        """
         self._ready.pop(tp, None)
         self._parked.pop(tp, None)
         self._planner.halt(tp)
-        self._raised(tp, error)
+        if raised:
+            self._raised(tp, error)
+        else:
+            self.fail(tp, error)
 
     def halted(self) -> list[TopicPartition]:
         """Returns the partitions that are stopped until they are sought, and whose errors were raised."""

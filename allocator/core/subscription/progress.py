@@ -88,6 +88,9 @@ class Hold:
         first = unit.base_offset if hasattr(unit, "base_offset") else unit.offset
         return isinstance(place, int) and first <= place < getattr(unit, "next_offset", first + 1)
 
+    def end_before(self, offset: int) -> None:
+        """Called when the bytes at `offset` do not decode, so that nothing from there on is delivered."""
+
     def take_refusals(self, unit: Any) -> bool:
         """Returns whether the user was told last not to act on some record of this unit, and forgets that."""
         if not self.refused:
@@ -254,6 +257,15 @@ class Progress(Tenure):
     def pass_by(self, offset: int, leader_epoch: int) -> None:
         """Moves the position past offsets that have no record to deliver: markers, aborted or compacted records."""
         self._place(OffsetAndMetadata(offset, "", leader_epoch))
+
+    def end_before(self, offset: int, leader_epoch: int) -> None:
+        """Moves the position back to delivered bytes that do not decode. The records before them stay held."""
+        self._leader_epochs = [
+            (first, min(last, offset), epoch) for first, last, epoch in self._leader_epochs if first <= offset
+        ]
+        self._place(OffsetAndMetadata(offset, "", leader_epoch))
+        for hold in self.holds:
+            hold.end_before(offset)
 
     def leader_epoch(self, offset: int) -> int:
         """Returns the leader epoch of the record before `offset`; -1 if it was not delivered since the last seek."""

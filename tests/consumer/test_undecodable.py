@@ -1,0 +1,239 @@
+"""A record batch that does not decode ends what is delivered: nothing after it is read or committed until a seek."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from allocator import Batch, Consumer, TopicPartition
+from allocator.core.consumer import group_member
+from allocator.errors import CorruptRecordError
+from allocator.handlers.handlers import Handler
+from allocator.handlers.handling import Handling
+from allocator.handlers.processor import Processor
+from tests.consumer.fake_kafka import ByHand, ClientOfMember, GroupCluster, HandMembership
+from tests.fetch.fetch_encode import R, batch
+
+P, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)
+BAD = 5
+"""The offset of the record batch that does not decode. It has two records; good ones are before and after it."""
+END = 10
+
+
+def broken(base: int, records: int = 2) -> bytes:
+    """Returns a record batch with a valid checksum that is not compressed as it says."""
+    return batch([R(number) for number in range(records)], base, attributes=1)
+
+
+def fill(cluster: GroupCluster, partition: TopicPartition, *, first: int = BAD) -> None:
+    """Writes the batches 0 to 2, 3 and 4; the one that does not decode; and three good ones of one record."""
+    for count in (3, 2) if first else ():
+        cluster.append(partition, count, codec="gzip")
+    cluster.append_raw(partition, broken(first), 2)
+    for _ in range(3):
+        cluster.append(partition, 1)
+
+
+@contextlib.asynccontextmanager
+async def owner(*, first: int = BAD, **arguments: Any) -> AsyncIterator[tuple[Consumer, GroupCluster, HandMembership]]:
+    cluster, made = GroupCluster(ids=True), list[HandMembership]()
+    with mock.patch.object(group_member, "KafkaClient", return_value=ClientOfMember(cluster)):
+        consumer = Consumer(
+            "t",
+            brokers="fake:9092",
+            group="g",
+            membership=ByHand(made=made.append),
+            **{"auto_commit_interval_s": 0.05, "max_wait_s": 0.1, **arguments},
+        )
+    cluster.create([P, OTHER])
+    fill(cluster, P, first=first)
+    async with consumer:
+        await made[0].take(P, 1, lambda: None)
+        yield consumer, cluster, made[0]
+
+
+def iterated(found: Batch) -> list[int]:
+    return [record.offset for record in found]
+
+
+def in_columns(found: Batch) -> list[int]:
+    pytest.importorskip("pyarrow")
+    return found.to_arrow().column("offset").to_pylist()  # type: ignore[no-any-return]
+
+
+def in_slices(found: Batch) -> list[int]:
+    return [record.offset for at in range(0, len(found), 4) for record in found[at : at + 4]]
+
+
+def by_offset(found: Batch) -> list[int]:
+    return [record.offset for record in found.raw().from_offset(found.base_offset)]
+
+
+async def all_of(consumer: Consumer, get: Callable[[], Any], seconds: float = 1.5) -> tuple[list[int], int]:
+    """Reads in a loop that goes on after errors. Returns the offsets and the number of errors."""
+    got, errors = list[int](), 0
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while loop.time() < end:
+        try:
+            got += await get()
+        except CorruptRecordError as error:
+            assert (error.offset, error.next_offset) == (BAD, BAD + 2)
+            errors += 1
+    return got, errors
+
+
+FORMS = [iterated, in_columns, in_slices, by_offset]
+
+
+@pytest.mark.parametrize("in_thread", [False, True], ids=["in the loop", "in a thread"])
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_batch_ends_before_it(form: Callable[[Batch], list[int]], in_thread: bool) -> None:
+    async with owner() as (consumer, cluster, _):
+
+        async def get() -> list[int]:
+            found = await consumer.getbatch(0.2)
+            if found is None:
+                return []
+            offsets = await asyncio.to_thread(form, found) if in_thread else form(found)
+            assert found.next_offset == BAD == await consumer.position(P)
+            return offsets
+
+        got, errors = await all_of(consumer, get)
+        assert got == [*range(BAD)]
+        assert errors > 1
+        await consumer.commit()
+        assert cluster.committed[P].offset == BAD
+        consumer.seek(P, BAD + 2)
+        assert await all_of(consumer, get_offsets(consumer), 0.5) == ([*range(BAD + 2, END)], 0)
+    assert cluster.committed[P].offset == END
+
+
+def get_offsets(consumer: Consumer) -> Callable[[], Any]:
+    async def get() -> list[int]:
+        return iterated(await consumer.getbatch(0.2) or ())  # type: ignore[arg-type]
+
+    return get
+
+
+async def test_a_commit_right_after_the_records_ends_before_it() -> None:
+    async with owner(auto_commit_interval_s=None) as (consumer, cluster, _):
+        found = await consumer.getbatch(5)
+        assert found is not None
+        assert iterated(found) == [*range(BAD)]
+        await consumer.commit()
+        assert cluster.committed[P].offset == BAD
+
+
+async def test_a_partition_that_moves_after_the_records_is_committed_before_it() -> None:
+    async with owner() as (consumer, cluster, hand):
+        found = await consumer.getbatch(5)
+        assert found is not None
+        moving = hand.give_up([P])
+        await asyncio.sleep(0.01)
+        assert iterated(found) == [*range(BAD)]
+        assert await consumer.getbatch(0.2) is None
+        await asyncio.wait_for(moving, 10)
+        assert cluster.committed[P].offset == BAD
+
+
+async def test_a_batch_that_the_reader_leaves_early_counts_as_delivered() -> None:
+    async with owner() as (consumer, _, _):
+        async for found in consumer:
+            for _ in found:
+                break
+            break
+        assert await consumer.position(P) == END
+
+
+async def test_the_last_record_of_a_batch_that_ends_earlier_is_the_one_before_it() -> None:
+    async with owner() as (consumer, cluster, _):
+        del cluster.logs[P][3:]
+        found = await consumer.getbatch(5)
+        assert found is not None
+        assert found[-1].offset == BAD - 1
+        assert len(found) == BAD
+
+
+@pytest.mark.parametrize("form", ["getone", "getmany", "getbatch"])
+async def test_other_partitions_are_read_on(form: str) -> None:
+    async with owner() as (consumer, cluster, hand):
+        await hand.take(OTHER, 2, lambda: None)
+
+        async def get() -> list[int]:
+            if form == "getone":
+                record = await consumer.getone(0.2)
+                records = [] if record is None else [record]
+            elif form == "getmany":
+                records = [each for some in (await consumer.getmany(0.2)).values() for each in some]
+            else:
+                records = list(await consumer.getbatch(0.2) or ())
+            return [record.offset for record in records if record.partition == OTHER.partition]
+
+        _, errors = await all_of(consumer, get)
+        assert 1 < errors < 50, "at most every 50 ms here"
+        cluster.append(OTHER, 3)
+        assert (await all_of(consumer, get))[0] == [0, 1, 2]
+        await consumer.commit()
+        assert (cluster.committed[P].offset, cluster.committed[OTHER].offset) == (BAD, 3)
+
+
+@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
+async def test_process_handles_and_commits_the_records_before_it(ordering: Any) -> None:
+    async with owner() as (consumer, cluster, _):
+        handled: list[int] = []
+
+        async def handle(record: Any) -> None:
+            await asyncio.sleep(0.05)
+            handled.append(record.offset)
+
+        with pytest.raises(CorruptRecordError):
+            await asyncio.wait_for(consumer.process(handle, ordering=ordering), 30)
+        assert sorted(handled) == [*range(BAD)]
+        assert cluster.committed[P].offset == BAD
+
+
+@pytest.mark.parametrize("in_thread", [False, True], ids=["in the loop", "in a thread"])
+async def test_a_handler_of_batches_gets_the_records_before_it(in_thread: bool) -> None:
+    async with owner() as (consumer, cluster, _):
+        handled: list[int] = []
+
+        async def handle(found: Batch) -> None:
+            handled.extend(await asyncio.to_thread(iterated, found) if in_thread else iterated(found))
+
+        processor = Processor(Handler("test", handle, by_batch=True), Handling())
+        with pytest.raises(CorruptRecordError):
+            await asyncio.wait_for(processor.run(consumer), 30)
+        assert handled == [*range(BAD)]
+        assert cluster.committed[P].offset == BAD
+
+
+async def test_process_handles_the_records_before_a_damaged_one() -> None:
+    """Its checksum is wrong, so that it is found before it is delivered."""
+    async with owner() as (consumer, cluster, _):
+        base, end, raw = cluster.logs[P][2]
+        cluster.logs[P][2] = base, end, raw[:-1] + bytes([raw[-1] ^ 1])
+        handled: list[int] = []
+
+        async def handle(record: Any) -> None:
+            await asyncio.sleep(0.2)
+            handled.append(record.offset)
+
+        with pytest.raises(CorruptRecordError, match="checksum"):
+            await asyncio.wait_for(consumer.process(handle), 30)
+        assert handled == [*range(BAD)]
+        assert cluster.committed[P].offset == BAD
+
+
+async def test_process_ends_if_the_first_record_does_not_decode() -> None:
+    async with owner(first=0) as (consumer, cluster, _):
+        handled: list[int] = []
+        with pytest.raises(CorruptRecordError):
+            await asyncio.wait_for(consumer.process(lambda record: handled.append(record.offset)), 30)
+        assert not handled
+        assert cluster.committed[P].offset == 0

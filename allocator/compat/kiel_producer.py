@@ -32,7 +32,8 @@ class KielProducer(BaseClient):
 
     serializer       converts a message to bytes, or to anything whose `str` is sent as UTF-8; None: JSON
     key_maker        returns the key of a message, of any type; None: no key
-    partitioner      a function (key, partitions) that returns one of the partitions, in ascending order; None: random
+    partitioner      a function (key, partitions) that returns one of the partitions, in ascending order; None: a random
+                     one that has a leader
     compression      None, "gzip" or "snappy", or kiel's numbers of them; "lz4" and "zstd" too
     required_acks    -1: all replicas in sync; 1: the leader
     ack_timeout      has no effect: requests are repeated until the brokers acknowledge them
@@ -64,7 +65,7 @@ class KielProducer(BaseClient):
         )
         self.serializer = serializer or (lambda message: json.dumps(message, sort_keys=True))
         self.key_maker = key_maker or (lambda message: None)
-        self.partitioner = partitioner or (lambda key, partitions: random.choice(partitions))
+        self.partitioner = partitioner or _at_random
         self.batch_size = batch_size
         self.compression = compression
         self.required_acks = required_acks
@@ -91,14 +92,15 @@ class KielProducer(BaseClient):
             return
         self._must_be_connected()
         try:
-            partitions = await self._producer.partitions_for(topic)
+            partitions = await self._producer._partitions(topic)
         except TopicNotFound:
             log.error("%s: a message is not sent: unknown topic %s, and brokers do not create it", self._label, topic)
             return
         key = self.key_maker(message)
-        partition = self.partitioner(key, partitions)
-        if partition not in partitions:
-            raise ConfigError(f"the partitioner chose {partition!r} for topic {topic}; it has {list(partitions)}")
+        choices = partitions.led if self.partitioner is _at_random else partitions.every
+        partition = self.partitioner(key, choices)
+        if partition not in choices:
+            raise ConfigError(f"the partitioner chose {partition!r} for topic {topic}; it has {list(choices)}")
         self._unsent.append((topic, partition, _rendered(key), _rendered(self.serializer(message))))
         if not self.batch_size or len(self._unsent) >= self.batch_size:
             await self._flush()
@@ -137,6 +139,10 @@ class KielProducer(BaseClient):
         finally:
             with contextlib.suppress(DeliveryFailed):  # `produce` or `flush` has raised it
                 await self._producer.close()
+
+
+def _at_random(key: Any, partitions: Sequence[int]) -> int:
+    return random.choice(partitions)
 
 
 def _rendered(data: Any) -> bytes | None:

@@ -22,7 +22,7 @@ from allocator.producer.encoding import (
     merged,
     written,
 )
-from allocator.producer.partitioner import Partitioner
+from allocator.producer.partitioner import by_key
 from allocator.producer.producer import Producer
 from allocator.producer.sender import BatchSender, PartitionQueue, SequenceLost
 from allocator.producer.topics import add_partitions, create_topic, result_error

@@ -18,7 +18,7 @@ from allocator.errors import Closed, ConfigError, DeliveryFailed, IllegalState
 from allocator.producer.columns import ColumnsToSend, check_lengths
 from allocator.producer.consumer_transaction import ConsumerTransactions, Transaction
 from allocator.producer.encoding import encode_headers
-from allocator.producer.partitioner import as_number
+from allocator.producer.partitioner import Partitions, as_number
 from allocator.producer.requests import ALL
 from allocator.producer.settings import PRODUCING, PRODUCING_DEFAULT
 from allocator.producer.transaction import NewRecord
@@ -56,7 +56,7 @@ class Producer:
     value_serializer   a function that converts a value to bytes; it is not called for None
     partitioner        a function (key, partitions) that returns one of the partitions, which are numbers in ascending
                        order. Without one, the key chooses the partition, as in Java's producer, and records without a
-                       key go to each partition in turn, in runs
+                       key go to each partition with a leader in turn, in runs
     security           TLS and SASL to Kafka, under kafka-python's names
     """
 
@@ -304,8 +304,7 @@ class Producer:
 
     async def partitions_for(self, topic: str) -> tuple[int, ...]:
         """Returns the partitions of a topic, in ascending order. Raises TopicNotFound as `send` does."""
-        check_topic(topic)
-        return await self._open_writer().find(topic)
+        return (await self._partitions(topic)).every
 
     def transaction(self, consumer: Any) -> Transaction:
         """Returns a transaction of what is sent in it and of the offset of a `Consumer` after its records in hand.
@@ -358,6 +357,10 @@ class Producer:
         if found is None:
             found = self._transactions[consumer] = ConsumerTransactions(self, consumer)
         return found
+
+    async def _partitions(self, topic: str) -> Partitions:
+        check_topic(topic)
+        return await self._open_writer().find(topic)
 
     async def _placed(
         self,

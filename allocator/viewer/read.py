@@ -19,7 +19,7 @@ from allocator.core.client import KafkaClient
 from allocator.core.fetch import Batch, RangeReader
 from allocator.core.settings import DEFAULT
 from allocator.errors import ConfigError, TopicNotFound
-from allocator.producer import Partitioner
+from allocator.producer import by_key
 from allocator.types import IsolationLevel, Record, TopicPartition
 
 Offsets = Mapping[TopicPartition, int]
@@ -178,7 +178,7 @@ def _partitions(client: KafkaClient, query: Query) -> list[TopicPartition]:
         raise TopicNotFound([query.topic])
     wanted = query.partition
     if wanted is None and query.key is not None and not query.every_partition:
-        wanted = Partitioner().choose(query.key, len(numbers))
+        wanted = by_key(query.key, len(numbers))
     if wanted is None:
         if query.position.kind == "offset" and len(numbers) > 1:
             raise ConfigError(f"an offset needs a partition, such as {query.topic}:0 for offset {query.position.at}")

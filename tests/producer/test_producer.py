@@ -22,7 +22,7 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as At
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 
-from allocator import DeliveryFailed, Producer, RecordMetadata
+from allocator import DeliveryFailed, KielProducer, Producer, RecordMetadata
 from allocator.core.aio import wall_ms, within
 from allocator.core.client import KafkaClient
 from allocator.errors import BrokersUnavailable, Closed, ConfigError, IllegalState, TopicNotFound
@@ -209,6 +209,75 @@ async def test_equal_keys_go_to_the_partition_that_other_clients_choose(
         many = await producer.send_many(topic, *((pa.array(keys), pa.array(keys)) if arrow else (keys, keys)))
         where = await asyncio.gather(*many)
     assert [at.partition for at in where] == [(murmur2(key) & 0x7FFFFFFF) % 5 for key in keys]
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("kafka", [OLD, NEW])
+async def test_records_without_a_key_go_to_partitions_with_a_leader(kafka: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    with await asyncio.to_thread(LocalCluster, kafka, brokers=2, heap="256m") as cluster:
+        await asyncio.to_thread(cluster.create_topic, "t", 4)
+        running = Producer(brokers=cluster.bootstrap, delivery_timeout_s=5)
+        async with KafkaClient(cluster.bootstrap) as client, running as producer:
+            keys = [b"%d" % n for n in range(20)]
+            keyed = [(await producer.send_and_wait("t", b"", key)).partition for key in keys]
+            await asyncio.to_thread(cluster.brokers[1].stop)
+
+            async def led() -> tuple[int, ...]:
+                await client.refresh(["t"])
+                return client.led_partitions("t")
+
+            async def half_are_led() -> bool:
+                return len(await led()) == 2
+
+            await wait_until_async(half_are_led, 60, "the other broker without partitions")
+            live = set(await led())
+
+            async def all_written(producer: Producer) -> bool:
+                """Writes enough records without a key for each partition to get a run of them."""
+                columns = pa.array([b"v"] * 2001)
+                mixed = pa.array([None, keys[keyed.index(min(live))], None] * 667, pa.binary())
+                futures = [
+                    *[await producer.send("t", b"v") for _ in range(2001)],
+                    *await producer.send_many("t", [b"v"] * 2001),
+                    *await producer.send_many("t", columns),
+                    *await producer.send_many("t", columns, mixed),
+                ]
+                results = await within(asyncio.gather(*futures, return_exceptions=True), 60)
+                return {getattr(each, "partition", None) for each in results} == live
+
+            await wait_until_async(lambda: all_written(producer), 60, "a producer that has noticed it")
+            with contextlib.suppress(DeliveryFailed):  # records from before it noticed
+                await producer.flush()
+            seen: list[Any] = []
+
+            def choose(key: Any, partitions: Any) -> int:
+                seen.append(tuple(partitions))
+                return min(live)
+
+            brokers, alive = cluster.bootstrap, cluster.brokers[0].address
+            async with Producer(brokers=alive, partitioner=choose, delivery_timeout_s=5) as chosen:
+                await chosen.send_and_wait("t", b"v")
+            assert seen == [(0, 1, 2, 3)]
+            async with Producer(brokers=brokers, delivery_timeout_s=5) as new:
+                assert await all_written(new)
+                futures = [await new.send("t", b"", key) for key in keys]
+                results = await asyncio.gather(*futures, return_exceptions=True)
+                for partition, result in zip(keyed, results):
+                    if partition in live:
+                        assert isinstance(result, RecordMetadata)
+                        assert result.partition == partition
+                    else:
+                        assert isinstance(result, DeliveryFailed)
+                        assert result.partition.partition == partition
+                with contextlib.suppress(DeliveryFailed):
+                    await new.flush()
+            kiels = KielProducer(alive, batch_size=100)
+            await kiels.connect()
+            for n in range(100):
+                await within(kiels.produce("t", n), 30)
+            assert kiels.unsent_count == 0
+            await kiels.close()
 
 
 @pytest.mark.parametrize("partitioner", [None, lambda key, partitions: partitions[0]])

@@ -13,7 +13,7 @@ from kafka import KafkaProducer
 from allocator.cli.commands import main
 from allocator.core.aio.clock import wall_ms
 from allocator.errors import ConfigError, TopicNotFound
-from allocator.producer.partitioner import Partitioner
+from allocator.producer import by_key
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.viewer import Bounds, Masks, Query, Reader, Viewer
 from allocator.viewer.read import Position
@@ -21,7 +21,7 @@ from allocator.viewer.read import Position
 # a broker may delete records of long ago
 BEGAN = wall_ms() - 7_200_000
 MINUTE = 60_000
-PARTITION = Partitioner().choose(b"c7", 2)
+PARTITION = by_key(b"c7", 2)
 LOG = 40  # records in that partition before the transactions
 
 

@@ -311,6 +311,20 @@ async def test_a_serializer_gets_the_text_of_an_arrow_column_as_of_a_list(
     assert [row[2:4] for row in rows] == [(b"k", b"a"), (None, None), (b"l", "ü".encode())] * 2
 
 
+async def test_the_headers_of_a_record_can_be_sent_again_whatever_their_names(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    headers = [(name.decode("utf-8", "surrogateescape"), b"v") for name in (b"caf\xe9", "ü".encode(), b"\xff\x00", b"")]
+    async with Producer(brokers=kafka_cluster.bootstrap) as producer:
+        await producer.send_and_wait(topic, b"v", headers=headers)
+        (first,) = (await contents(kafka_cluster, topic))[0]
+        assert first[4] == headers
+        await producer.send_and_wait(topic, b"v", headers=first[4])
+        await asyncio.gather(*await producer.send_many(topic, [b"v"], headers=first[4]))
+    assert [row[4] for row in (await contents(kafka_cluster, topic))[0]] == [headers] * 3
+
+
 async def test_serializers_and_the_partitioner_are_those_of_the_user(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:

@@ -15,7 +15,7 @@ from allocator.cli.options import mask_option, with_brokers
 from allocator.cli.output import Indented, console, print_json
 from allocator.core.aio import time_text
 from allocator.core.settings import DEFAULT
-from allocator.core.text import plain
+from allocator.core.text import partition_names, plain
 from allocator.errors import ConfigError
 from allocator.viewer import (
     Bounds,
@@ -185,4 +185,7 @@ def summary(found: ReadResult, shown: int) -> str:
         lines.append(f"{found.topic}:{window.partition}: {read} read; {held}")
     if len(found.windows) > WINDOWS:
         lines.append(f"and {len(found.windows) - WINDOWS} more partitions; --json lists them")
+    if found.leaderless:
+        names = partition_names([(found.topic, number) for number in found.leaderless])
+        lines.append(f"{names}: not read, no leader; check that the broker is available")
     return "\n".join(lines)

@@ -27,6 +27,9 @@ Ranges = Mapping[TopicPartition, tuple[int, int]]
 
 WIDER = 4  # factor by which a window with too few records grows
 BYTES_AHEAD = 4 << 20
+# Seconds to wait for leaders before a read leaves partitions out. Higher: a longer election costs no records; lower: a
+# lasting failure delays the others for a shorter time
+ELECTION_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,8 @@ class ReadResult:
     """The limit that ended the read: "records", "bytes" or "time"; "" if the read is complete."""
     by_partitioner: bool
     """True if the read covered only the partition that Kafka's default partitioner chooses for the key."""
+    leaderless: list[int] = field(default_factory=list)
+    """Partitions that were not read, because they have no leader."""
 
 
 @dataclass
@@ -144,7 +149,8 @@ class Reader:
         try:
             await client.connect(self.timeout_s)
             await client.refresh([query.topic])
-            partitions = _partitions(client, query)
+            wanted = _partitions(client, query)
+            partitions = await _led(client, wanted)
             reader = RangeReader(
                 client,
                 isolation_level=query.isolation_level,
@@ -169,6 +175,7 @@ class Reader:
             scan.scanned,
             scan.stopped,
             query.key is not None and query.partition is None and not query.every_partition,
+            [each.partition for each in wanted if each not in partitions],
         )
 
 
@@ -186,6 +193,17 @@ def _partitions(client: KafkaClient, query: Query) -> list[TopicPartition]:
     if wanted not in numbers:
         raise ConfigError(f"{query.topic} has partitions 0 to {max(numbers)}; there is no {wanted}")
     return [TopicPartition(query.topic, wanted)]
+
+
+async def _led(client: KafkaClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    """Returns the partitions with a leader; all, for which the read raises an error, if none has one."""
+    deadline = time.monotonic() + ELECTION_S
+    while True:
+        led = [each for each in partitions if client.leader(each) is not None]
+        if len(led) == len(partitions) or time.monotonic() > deadline:
+            return led or partitions
+        await asyncio.sleep(client.retry_backoff_s)
+        await client.refresh([partitions[0].topic])
 
 
 async def _starts(reader: RangeReader, position: Position, logs: Ranges) -> dict[TopicPartition, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Coroutine
-from datetime import datetime, timezone
 from typing import Any, Optional, TypeVar
 
 import click
@@ -22,6 +21,7 @@ from allocator.cli.options import (
 )
 from allocator.cli.output import Listing, console, print_json
 from allocator.cli.records import make_viewer, masks_of
+from allocator.core.aio import time_text
 from allocator.core.text import plain
 from allocator.errors import ConfigError
 from allocator.operate.dead_letters import (
@@ -199,7 +199,7 @@ def letters_table(letters: list[Letter]) -> Listing:
         original = letter.original
         listing.add(
             letter.name,
-            None if letter.written_ms is None else _time(letter.written_ms),
+            None if letter.written_ms is None else time_text(letter.written_ms),
             None if original is None else f"{original.topic}:{original.partition}",
             letter.original_offset,
             letter.attempts,
@@ -226,10 +226,6 @@ def _settle(
         click.echo(f"{len(outcome.done)} letters {done}")
     else:
         click.echo(f"{len(outcome.done)} letters would be {done}; {NOTHING_CHANGED}")
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _text(decoded: Decoded) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Collection
-from datetime import datetime, timezone
 from typing import Any, Optional
 
 import click
@@ -14,8 +13,9 @@ from rich.text import Text
 from allocator.cli.access import Access
 from allocator.cli.options import mask_option, with_brokers
 from allocator.cli.output import Indented, console, print_json
+from allocator.core.aio import time_text
 from allocator.core.settings import DEFAULT
-from allocator.core.text import plain
+from allocator.core.text import partition_names, plain
 from allocator.errors import ConfigError
 from allocator.viewer import (
     Bounds,
@@ -155,10 +155,7 @@ def _print(view: View) -> None:
 
 
 def _head(topic: str, record: SeenRecord) -> str:
-    when = "no time"
-    if record.timestamp_ms is not None:
-        at = datetime.fromtimestamp(record.timestamp_ms / 1000, timezone.utc)
-        when = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    when = "no time" if record.timestamp_ms is None else time_text(record.timestamp_ms, "milliseconds")
     return f"{topic}:{record.partition} offset {record.offset}  {when}"
 
 
@@ -188,4 +185,7 @@ def summary(found: ReadResult, shown: int) -> str:
         lines.append(f"{found.topic}:{window.partition}: {read} read; {held}")
     if len(found.windows) > WINDOWS:
         lines.append(f"and {len(found.windows) - WINDOWS} more partitions; --json lists them")
+    if found.leaderless:
+        names = partition_names([(found.topic, number) for number in found.leaderless])
+        lines.append(f"{names}: not read, no leader; check that the broker is available")
     return "\n".join(lines)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from allocator.cli.output import Listing
+from allocator.core.aio import time_text
 
 if TYPE_CHECKING:  # a help text does not need these imports
     from allocator.operate import CommandReport, GroupReport, ResetPlan, WaitingRecords
@@ -44,7 +44,7 @@ def commands_table(reports: Collection[CommandReport]) -> Listing:
     table = Listing("id", "command", "state", "who", "when", "expires", "why")
     for command, state, why in reports:
         state += f": {why}" if why else ""
-        times = _time(command.when), _time(command.expires)
+        times = time_text(command.when), None if command.expires is None else time_text(command.expires)
         table.add(command.id, command, state, command.who, *times, command.why or None)
     return table
 
@@ -52,12 +52,9 @@ def commands_table(reports: Collection[CommandReport]) -> Listing:
 def retries_table(retries: Sequence[WaitingRecords]) -> Listing:
     table = Listing("retry topic", "waiting", "next due", right={1})
     for each in retries:
-        table.add(each.topic, each.records, _time(each.due_ms or None))  # 0: the record has no due time
+        due = time_text(each.due_ms) if each.due_ms else None  # 0: the record has no due time
+        table.add(each.topic, each.records, due)
     return table
-
-
-def _time(ms: Optional[int]) -> Optional[str]:
-    return None if ms is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ms / 1000))
 
 
 def reset_table(plan: ResetPlan) -> Listing:

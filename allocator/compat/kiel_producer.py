@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar, Union
 from allocator.compat.base_client import BaseClient
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.errors import ConfigError, DeliveryFailed, IllegalState, TopicNotFound
-from allocator.producer import Producer
+from allocator.producer import Partitions, Producer
 from allocator.types import Acks, Compression, RecordMetadata
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,8 @@ class KielProducer(BaseClient):
 
     serializer       converts a message to bytes, or to anything whose `str` is sent as UTF-8; None: JSON
     key_maker        returns the key of a message, of any type; None: no key
-    partitioner      a function (key, partitions) that returns one of the partitions, in ascending order; None: random
+    partitioner      a function (key, partitions) that returns one of the partitions, in ascending order; None: a random
+                     one that has a leader
     compression      None, "gzip" or "snappy", or kiel's numbers of them; "lz4" and "zstd" too
     required_acks    -1: all replicas in sync; 1: the leader
     ack_timeout      has no effect: requests are repeated until the brokers acknowledge them
@@ -67,7 +68,7 @@ class KielProducer(BaseClient):
         )
         self.serializer = serializer or (lambda message: json.dumps(message, sort_keys=True))
         self.key_maker = key_maker or (lambda message: None)
-        self.partitioner = partitioner or (lambda key, partitions: random.choice(partitions))
+        self.partitioner = partitioner or _at_random
         self.batch_size = batch_size
         self.compression = compression
         self.required_acks = required_acks
@@ -102,7 +103,7 @@ class KielProducer(BaseClient):
         key = self.key_maker(message)
         taken = _Message(topic, key, _rendered(key), _rendered(self.serializer(message)))
         partitions, placing = self._producer._known_partitions(topic), None
-        if partitions:
+        if partitions is not None:
             taken.partition = self._choose(taken, partitions)
         else:
             placing = self._in_turn(topic, partial(self._locate, taken))
@@ -113,7 +114,7 @@ class KielProducer(BaseClient):
     async def _locate(self, message: _Message) -> None:
         """Chooses the partition of a message once its topic is known. Drops it if that fails."""
         try:
-            message.partition = self._choose(message, await self._producer.partitions_for(message.topic))
+            message.partition = self._choose(message, await self._producer._partitions(message.topic))
         except TopicNotFound:
             log.error(
                 "%s: a message is not sent: unknown topic %s, and brokers do not create it", self._label, message.topic
@@ -122,12 +123,11 @@ class KielProducer(BaseClient):
             if message.partition is None and message in self._unsent:
                 self._unsent.remove(message)
 
-    def _choose(self, message: _Message, partitions: Sequence[int]) -> int:
-        partition = self.partitioner(message.key_object, partitions)
-        if partition not in partitions:
-            raise ConfigError(
-                f"the partitioner chose {partition!r} for topic {message.topic}; it has {list(partitions)}"
-            )
+    def _choose(self, message: _Message, partitions: Partitions) -> int:
+        choices = partitions.led if self.partitioner is _at_random else partitions.every
+        partition = self.partitioner(message.key_object, choices)
+        if partition not in choices:
+            raise ConfigError(f"the partitioner chose {partition!r} for topic {message.topic}; it has {list(choices)}")
         return partition
 
     def flush(self) -> asyncio.Future[None]:
@@ -253,6 +253,10 @@ class _HandedOver(NamedTuple):
 
     sent: list[asyncio.Future[RecordMetadata]]
     errors: list[BaseException]
+
+
+def _at_random(key: Any, partitions: Sequence[int]) -> int:
+    return random.choice(partitions)
 
 
 def _rendered(data: Any) -> bytes | None:

@@ -19,7 +19,7 @@ from tornado.netutil import bind_sockets
 from allocator.core.aio import within
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
-from allocator.core.settings import parse_address
+from allocator.core.settings import address_text, parse_address
 from allocator.core.subscription import topic_pattern
 from allocator.core.text import plain, some_of
 from allocator.daemon.config import Config
@@ -97,7 +97,7 @@ def _page(config: Config) -> Check:
     web = config.web
     if web.port is None:
         return Check("status page", True, "off")
-    where = f"{web.host}:{web.port}"
+    where = address_text(web.host, web.port)
     try:
         for probe in bind_sockets(web.port, web.host):
             probe.close()

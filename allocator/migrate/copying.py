@@ -15,7 +15,7 @@ from typing import Any, Final, Optional
 from kafka.errors import NoOffsetForPartitionError
 
 from allocator import RebalanceListener
-from allocator.core.aio import TaskGroup, first_of, wait_for_event, wall_ms, within
+from allocator.core.aio import TaskGroup, first_of, time_text, wait_for_event, wall_ms, within
 from allocator.core.client import ErrorCode
 from allocator.core.consumer import ConsumerBase, client_of, membership_from
 from allocator.core.fetch import Batch
@@ -316,7 +316,7 @@ class Copying(RebalanceListener):
         age = copy.expires_after_ms
         if age is None or not 0 <= encoded.max_time < wall_ms() - age:
             return False
-        newest = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(encoded.max_time / 1000))
+        newest = time_text(encoded.max_time)
         reason = (
             f"the new cluster would delete its records at once: those at offsets {encoded.first} to "
             f"{encoded.next - 1} of partition {partition.partition} are of {newest} or older, and retention.ms is "

@@ -12,6 +12,7 @@ from typing import Final
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from allocator.core.client import ErrorCode, KafkaClient, describe_configs
+from allocator.core.settings import address_text
 from allocator.core.text import parse_json, shown
 from allocator.errors import AllocatorError, ConfigError, TopicAuthorizationFailed
 from allocator.producer import add_partitions, create_topic
@@ -202,8 +203,8 @@ async def refuse_same_cluster(old: KafkaClient, new: KafkaClient) -> None:
         (broker.host, broker.port) for broker in new.brokers
     }
     if same:
-        host, port = min(same)
-        raise ConfigError(f"the old and the new cluster are the same: broker {host}:{port} is in both")
+        where = address_text(*min(same))
+        raise ConfigError(f"the old and the new cluster are the same: broker {where} is in both")
 
 
 class TopicIds:

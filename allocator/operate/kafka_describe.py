@@ -92,7 +92,7 @@ async def brokers(client: KafkaClient) -> dict[int, BrokerSeen]:
         known = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
         return BrokerSeen(node, address, tuple(BrokerVersionData(api_versions=known).broker_version))
 
-    seen = await asyncio.gather(*(request(b.node_id, f"{b.host}:{b.port}") for b in client.brokers))
+    seen = await asyncio.gather(*(request(b.node_id, b.address) for b in client.brokers))
     return {broker.id: broker for broker in seen}
 
 

@@ -23,7 +23,7 @@ from allocator.producer.encoding import (
     written,
 )
 from allocator.producer.intake import Intake, TakenRecord
-from allocator.producer.partitioner import Partitioner
+from allocator.producer.partitioner import Partitions, by_key
 from allocator.producer.producer import Producer
 from allocator.producer.sender import BatchSender, PartitionQueue, SequenceLost
 from allocator.producer.topics import add_partitions, create_topic, result_error

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from allocator.core.fetch import accelerated
 from allocator.producer.builder import BatchBuilder
-from allocator.producer.partitioner import RUN, Partitioner
+from allocator.producer.partitioner import RUN, Partitioner, Partitions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,7 +68,7 @@ def check_lengths(values: Sequence[Any], keys: Sequence[Any]) -> None:
 
 
 def by_partition(
-    columns: ColumnsToSend, chosen: pa.Array | None, partitions: int, partitioner: Partitioner
+    columns: ColumnsToSend, chosen: pa.Array | None, partitions: Partitions, partitioner: Partitioner
 ) -> Iterator[tuple[int, ColumnsToSend, Sequence[int]]]:
     """Yields each partition with its rows, in their order, and their numbers.
 
@@ -94,14 +94,29 @@ def by_partition(
         start = end
 
 
-def _placed(columns: ColumnsToSend, partitions: int, partitioner: Partitioner) -> pa.Array:
+def _placed(columns: ColumnsToSend, partitions: Partitions, partitioner: Partitioner) -> pa.Array:
+    """Returns the partition of each row, which the partitioner chooses."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    keys, rows, before = columns.keys, len(columns.values), partitioner.keyless
+    keyless = rows if keys is None else keys.null_count
+    placed, partitioner.keyless = _hashed(keys, rows, len(partitions.every), before)
+    if not keyless or partitions.led == partitions.every:
+        return placed
+    in_turn, _ = _hashed(None, keyless, len(partitions.led), before)
+    led = pa.array(partitions.led, pa.int32()).take(in_turn)
+    return led if keys is None else pc.replace_with_mask(placed, keys.is_null(), led)
+
+
+def _hashed(keys: pa.Array | None, rows: int, partitions: int, keyless: int) -> tuple[pa.Array, int]:
+    """Returns a number below `partitions` for each row, by its key or in turn, and the next `keyless`."""
     import pyarrow as pa
 
     from allocator.core import _records  # type: ignore[attr-defined, unused-ignore]
 
-    rows = len(columns.values)
-    data, partitioner.keyless = _records.hash_rows(_buffers(columns.keys), rows, partitions, partitioner.keyless, RUN)
-    return pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(data)])
+    data, after = _records.hash_rows(_buffers(keys), rows, partitions, keyless, RUN)
+    return pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(data)]), after
 
 
 def _buffers(array: Any) -> Buffers:

@@ -91,7 +91,7 @@ def own_headers(topic: str, headers: Any) -> Headers:
         if not whole or not isinstance(pair[1], (bytes, type(None))):
             raise TypeError(f"{topic}: a header is {shown(pair)}; pass pairs (str, bytes or None)")
         try:
-            pair[0].encode()
+            pair[0].encode("utf-8", "surrogateescape")  # as consumers decode names that are not UTF-8
         except UnicodeEncodeError as error:
             raise ConfigError(f"{topic}: the name of header {shown(pair)} is no UTF-8: {error.reason}") from error
     return own

@@ -1,10 +1,11 @@
-"""Chooses partitions: by murmur2 of the key, like Java's producer; in turn for records without a key."""
+"""Chooses partitions: by murmur2 of the key, like Java's producer. Records without a key go in turn to the partitions
+that have a leader."""
 
 from __future__ import annotations
 
 import operator
 import random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from allocator.core.text import shown
 
@@ -21,6 +22,14 @@ def as_number(topic: str, source: str, partition: Any) -> int:
     return operator.index(partition)
 
 
+class Partitions(NamedTuple):
+    """The partitions of a topic, in ascending order."""
+
+    every: tuple[int, ...]
+    led: tuple[int, ...]
+    """Those that had a leader in the latest metadata, or all if none had one."""
+
+
 class Partitioner:
     """Chooses the partition of each record for which the caller names none."""
 
@@ -31,11 +40,17 @@ class Partitioner:
         It starts at random, so that short-lived producers do not all write to partition 0.
         """
 
-    def choose(self, key: bytes | None, partitions: int) -> int:
+    def choose(self, key: bytes | None, partitions: Partitions) -> int:
         if key is not None:
-            return (murmur2(key) & 0x7FFFFFFF) % partitions
+            return by_key(key, len(partitions.every))
         self.keyless += 1
-        return (self.keyless - 1) // RUN % partitions
+        led = partitions.led
+        return led[(self.keyless - 1) // RUN % len(led)]
+
+
+def by_key(key: bytes, partitions: int) -> int:
+    """Returns the partition that Java's producer chooses, whether or not it has a leader."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def murmur2(data: bytes) -> int:

@@ -19,7 +19,7 @@ from allocator.producer.columns import ColumnsToSend, check_lengths
 from allocator.producer.consumer_transaction import ConsumerTransactions, Transaction
 from allocator.producer.encoding import encode_headers
 from allocator.producer.intake import Intake, TakenRecord, check_timestamp, own_headers
-from allocator.producer.partitioner import as_number
+from allocator.producer.partitioner import Partitions, as_number
 from allocator.producer.requests import ALL
 from allocator.producer.settings import PRODUCING, PRODUCING_DEFAULT
 from allocator.producer.writer import RecordWriter
@@ -55,7 +55,7 @@ class Producer:
     value_serializer   a function that converts a value to bytes; it is not called for None
     partitioner        a function (key, partitions) that returns one of the partitions, which are numbers in ascending
                        order. Without one, the key chooses the partition, as in Java's producer, and records without a
-                       key go to each partition in turn, in runs
+                       key go to each partition with a leader in turn, in runs
     security           TLS and SASL to Kafka, under kafka-python's names
     """
 
@@ -286,8 +286,7 @@ class Producer:
 
     async def partitions_for(self, topic: str) -> tuple[int, ...]:
         """Returns the partitions of a topic, in ascending order. Raises TopicNotFound as `send` does."""
-        check_topic(topic)
-        return await self._open_writer().find(topic)
+        return (await self._partitions(topic)).every
 
     def transaction(self, consumer: Any) -> Transaction:
         """Returns a transaction of what is sent in it and of the offset of a `Consumer` after its records in hand.
@@ -341,9 +340,13 @@ class Producer:
             found = self._transactions[consumer] = ConsumerTransactions(self, consumer)
         return found
 
-    def _known_partitions(self, topic: str) -> tuple[int, ...]:
-        """Returns what `partitions_for` returns without waiting; empty if it has to wait."""
-        return self._client.partitions(topic) or ()
+    async def _partitions(self, topic: str) -> Partitions:
+        check_topic(topic)
+        return await self._open_writer().find(topic)
+
+    def _known_partitions(self, topic: str) -> Partitions | None:
+        """Returns what `_partitions` returns without waiting; None if it has to wait."""
+        return self._open_writer().partitions_now(topic)
 
     async def _append(self, taken: TakenRecord) -> asyncio.Future[RecordMetadata]:
         """Sends a record as `send` does."""

@@ -28,7 +28,7 @@ from allocator.errors import (
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
 from allocator.producer.encoding import CODECS, TARGET_BYTES, Encoded, encode_headers
-from allocator.producer.partitioner import Partitioner, as_number
+from allocator.producer.partitioner import Partitioner, Partitions, as_number
 from allocator.producer.requests import ALL
 from allocator.producer.sender import TOO_LARGE, BatchSender, PartitionQueue, Pending
 from allocator.types import RecordMetadata, TopicPartition
@@ -122,8 +122,8 @@ class RecordWriter:
         self._partitioner = Partitioner()
         self._choose = choose
         self._topics: set[str] = set()
-        # topic -> partitions. A broker that has just started may not know the topic for a while
-        self._known: dict[str, tuple[int, ...]] = {}
+        # A broker that has just started may not know the topic for a while
+        self._known: dict[str, Partitions] = {}
         self._waiting = 0  # callers that wait for space
         self._turn = asyncio.Lock()
         self.awaited: set[asyncio.Future[RecordMetadata]] = set()
@@ -172,8 +172,8 @@ class RecordWriter:
         if partitions is None:
             return None
         if self._choose is not None:
-            return as_number(topic, "result of the partitioner", self._choose(key, partitions))
-        return self._partitioner.choose(key, len(partitions))
+            return as_number(topic, "result of the partitioner", self._choose(key, partitions.every))
+        return self._partitioner.choose(key, partitions)
 
     def append_now(
         self,
@@ -242,7 +242,7 @@ class RecordWriter:
         """
         partitions = self._known.get(topic) or await self.find(topic)
         now = wall_ms() if timestamp is None else timestamp
-        for partition, rows, numbers in by_partition(columns, chosen, len(partitions), self._partitioner):
+        for partition, rows, numbers in by_partition(columns, chosen, partitions, self._partitioner):
             at = TopicPartition(topic, partition)
             done, end = 0, len(rows.values)
             while done < end:
@@ -273,7 +273,7 @@ class RecordWriter:
         if failed is not None:
             raise failed
 
-    async def find(self, topic: str) -> tuple[int, ...]:
+    async def find(self, topic: str) -> Partitions:
         """Returns the partitions of a topic. The metadata request creates the topic if the brokers allow that.
 
         Raises TopicNotFound if brokers do not know the topic for ten seconds, TopicAuthorizationFailed if they do not
@@ -282,11 +282,11 @@ class RecordWriter:
         self._topics.add(topic)
         self._client.follow(self._topics)
 
-        async def find() -> tuple[int, ...]:
+        async def find() -> Partitions:
             if not self._client.partitions(topic):
                 await self._client.refresh([topic])
-            partitions = self._client.partitions(topic)
-            if partitions:
+            partitions = self.partitions_now(topic)
+            if partitions is not None:
                 return partitions
             if self._client.metadata.errors.get(topic) == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
                 raise TopicAuthorizationFailed(topic, "write")
@@ -305,7 +305,12 @@ class RecordWriter:
 
     def _note_partitions(self) -> None:
         for topic in self._known:
-            self._known[topic] = self._client.partitions(topic) or self._known[topic]
+            self._known[topic] = self.partitions_now(topic) or self._known[topic]
+
+    def partitions_now(self, topic: str) -> Partitions | None:
+        """Returns what the latest metadata have; None if they lack the topic."""
+        every = self._client.partitions(topic)
+        return Partitions(every, self._client.led_partitions(topic) or every) if every else None
 
     async def _until_it_succeeds(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeats retriable errors for `timeout_s`, or an unknown topic for `UNKNOWN_S`."""
@@ -321,7 +326,8 @@ class RecordWriter:
             await asyncio.sleep(self._client.retry_backoff_s)
 
     async def _must_exist(self, at: TopicPartition) -> None:
-        if at.partition not in self._known.get(at.topic, ()):
+        known = self._known.get(at.topic)
+        if known is None or at.partition not in known.every:
             await self._client.refresh([at.topic])  # the partition may be newer than the metadata
             partitions = self._client.partitions(at.topic) or ()
             if at.partition not in partitions:

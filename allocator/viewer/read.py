@@ -19,7 +19,7 @@ from allocator.core.client import KafkaClient
 from allocator.core.fetch import Batch, RangeReader
 from allocator.core.settings import DEFAULT
 from allocator.errors import ConfigError, TopicNotFound
-from allocator.producer import Partitioner
+from allocator.producer import by_key
 from allocator.types import IsolationLevel, Record, TopicPartition
 
 Offsets = Mapping[TopicPartition, int]
@@ -27,6 +27,9 @@ Ranges = Mapping[TopicPartition, tuple[int, int]]
 
 WIDER = 4  # factor by which a window with too few records grows
 BYTES_AHEAD = 4 << 20
+# Seconds to wait for leaders before a read leaves partitions out. Higher: a longer election costs no records; lower: a
+# lasting failure delays the others for a shorter time
+ELECTION_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,8 @@ class ReadResult:
     """The limit that ended the read: "records", "bytes" or "time"; "" if the read is complete."""
     by_partitioner: bool
     """True if the read covered only the partition that Kafka's default partitioner chooses for the key."""
+    leaderless: list[int] = field(default_factory=list)
+    """Partitions that were not read, because they have no leader."""
 
 
 @dataclass
@@ -144,7 +149,8 @@ class Reader:
         try:
             await client.connect(self.timeout_s)
             await client.refresh([query.topic])
-            partitions = _partitions(client, query)
+            wanted = _partitions(client, query)
+            partitions = await _led(client, wanted)
             reader = RangeReader(
                 client,
                 isolation_level=query.isolation_level,
@@ -169,6 +175,7 @@ class Reader:
             scan.scanned,
             scan.stopped,
             query.key is not None and query.partition is None and not query.every_partition,
+            [each.partition for each in wanted if each not in partitions],
         )
 
 
@@ -178,7 +185,7 @@ def _partitions(client: KafkaClient, query: Query) -> list[TopicPartition]:
         raise TopicNotFound([query.topic])
     wanted = query.partition
     if wanted is None and query.key is not None and not query.every_partition:
-        wanted = Partitioner().choose(query.key, len(numbers))
+        wanted = by_key(query.key, len(numbers))
     if wanted is None:
         if query.position.kind == "offset" and len(numbers) > 1:
             raise ConfigError(f"an offset needs a partition, such as {query.topic}:0 for offset {query.position.at}")
@@ -186,6 +193,17 @@ def _partitions(client: KafkaClient, query: Query) -> list[TopicPartition]:
     if wanted not in numbers:
         raise ConfigError(f"{query.topic} has partitions 0 to {max(numbers)}; there is no {wanted}")
     return [TopicPartition(query.topic, wanted)]
+
+
+async def _led(client: KafkaClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    """Returns the partitions with a leader; all, for which the read raises an error, if none has one."""
+    deadline = time.monotonic() + ELECTION_S
+    while True:
+        led = [each for each in partitions if client.leader(each) is not None]
+        if len(led) == len(partitions) or time.monotonic() > deadline:
+            return led or partitions
+        await asyncio.sleep(client.retry_backoff_s)
+        await client.refresh([partitions[0].topic])
 
 
 async def _starts(reader: RangeReader, position: Position, logs: Ranges) -> dict[TopicPartition, int]:

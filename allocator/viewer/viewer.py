@@ -70,6 +70,8 @@ class View:
         rows = [[r.partition, r.offset, r.timestamp_ms, r.key.text, r.value.text] for r in self.records]
         until = f", until the limit of {self.found.stopped}" if self.found.stopped else ""
         note = f"{self.found.topic}: {len(rows)} records of {self.found.scanned} read{until}"
+        if self.found.leaderless:
+            note += f"; {len(self.found.leaderless)} partitions have no leader and were not read"
         return table(("partition", "offset", "timestamp, ms", "key", "value"), rows, len(rows), note)
 
     def lines(self) -> Iterator[str]:

@@ -396,6 +396,7 @@ class RecordsJson(Response):
         Literal["", "records", "bytes", "time"], described("The limit that ended the read; empty if no limit did.")
     ]
     by_partitioner: Annotated[bool, described("Whether the partition is the default partitioner's choice for the key.")]
+    leaderless: Annotated[list[int], described("Partitions that were not read, because they have no leader.")]
 
 
 class ChangeJson(Response):

@@ -22,6 +22,7 @@ from tornado import iostream, netutil, web
 from allocator.assignors import known_names
 from allocator.commands import KINDS
 from allocator.core.aio import wait_for_event, within
+from allocator.core.settings import address_text
 from allocator.core.text import parse_json, shown
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.web import responses, snapshot
@@ -647,7 +648,8 @@ async def serve(site: Site, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
     try:
         sockets = netutil.bind_sockets(port, host)
     except (OSError, socket.gaierror) as error:
-        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address") from error
+        where = address_text(host, port)
+        raise PortTaken(f"cannot listen on {where}: {error.strerror or error}; choose another address") from error
     server = Server(application(site), site.limits, site.tls)
     server.listen_on(sockets)
     try:

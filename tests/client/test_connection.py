@@ -100,7 +100,7 @@ async def test_a_request_does_not_wait_for_a_connection_that_ended_as_it_became_
         await pool.aclose()
 
 
-async def test_a_throttled_client_sends_nothing_until_the_time_is_over() -> None:
+async def test_a_throttled_client_sends_nothing_until_the_time_is_over(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeBroker() as broker, KafkaClient(broker.address) as client:
         find_coordinator = broker.handlers[10]
 
@@ -114,6 +114,9 @@ async def test_a_throttled_client_sends_nothing_until_the_time_is_over() -> None
         began = time.monotonic()
         await client.send(1, find())
         assert time.monotonic() - began >= 0.25
+        await client.send(1, find())
+        warnings = [record for record in caplog.records if "throttles this client" in record.getMessage()]
+        assert len([record for record in warnings if record.levelname == "WARNING"]) == 1
 
 
 async def test_a_pause_of_the_process_does_not_count_as_silence_of_the_broker() -> None:

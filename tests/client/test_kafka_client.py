@@ -18,7 +18,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable, Closed
 from allocator.testing import wait_until_async
-from tests.client.fake_broker import HANG_UP, SILENT, FakeBroker, find
+from tests.client.fake_broker import HANG_UP, MODERN, SILENT, FakeBroker, find
 from tests.client.fake_proxy import FakeProxy
 
 # ApiVersions, ListGroups (to which 0.9 would respond) and Metadata
@@ -26,6 +26,20 @@ SILENT_BROKER = dict.fromkeys((18, 16, 3), lambda _: SILENT)
 
 
 # -- connecting -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_port_of_a_controller_is_named() -> None:
+    without_metadata = {key: versions for key, versions in MODERN.items() if key != 3}
+    async with FakeBroker(versions=without_metadata) as controller:
+        with pytest.raises(BrokersUnavailable, match="port of a KRaft controller; use the address of a broker"):
+            await KafkaClient(controller.address).connect(1.0)
+
+
+async def test_an_ipv6_address_has_brackets(unused_port: int) -> None:
+    client = KafkaClient(f"[::1]:{unused_port}")
+    assert f"[::1]:{unused_port}" in repr(client)
+    with pytest.raises(BrokersUnavailable, match=rf" \[::1\]:{unused_port} "):
+        await client.connect(1.0)
 
 
 async def test_a_wrong_address_is_named_within_the_timeout_and_not_logged(

@@ -54,7 +54,9 @@ def test_a_wrong_address_is_named(brokers: str) -> None:
 
 
 def test_addresses_are_parsed_in_every_form() -> None:
-    found = [(b.host, b.port) for b in parse_addresses("a:1, b ,[::1]:2,10.0.0.1:3,PLAINTEXT://c:4")]
+    parsed = parse_addresses("a:1, b ,[::1]:2,10.0.0.1:3,PLAINTEXT://c:4")
+    found = [(b.host, b.port) for b in parsed]
+    assert [(b.host, b.port) for b in parse_addresses(",".join(b.address for b in parsed))] == found
     assert found == [("a", 1), ("b", 9092), ("::1", 2), ("10.0.0.1", 3), ("c", 4)]
 
 

@@ -239,6 +239,27 @@ def test_the_command_lists_shows_redrives_and_discards(topics: Topics) -> None:
         assert run(*wrong).exit_code == 2
 
 
+def test_commands_show_timestamps_of_any_unit(topics: Topics) -> None:
+    second = 1_767_225_600  # 2026-01-01T00:00:00Z
+    times = {second * 1000: "2026-01-01T00:00:00"}
+    times |= {ms: f"{ms} ms since 1970" for ms in (second * 10**6, second * 10**9, (1 << 63) - 1)}
+
+    async def write() -> None:
+        async with Producer(brokers=topics.cluster.bootstrap) as producer:
+            for ms in times:
+                headers = [("allocator.topic", topics.orders.encode()), ("allocator.partition", b"0")]
+                await producer.send_and_wait(topics.dead, b"v", timestamp=ms, headers=headers)
+
+    asyncio.run(write())
+    where = [topics.dead, "--brokers", topics.cluster.bootstrap]
+    outputs = [run(command, *where) for command in ("list", "redrive", "discard")]
+    outputs.append(CliRunner().invoke(main, ["records", *where, "--from", "earliest"]))
+    for done in outputs:
+        assert done.exit_code == 0, done.output
+        for text in times.values():
+            assert text in done.output
+
+
 async def test_letters_that_failed_too_often_or_have_no_origin_are_rejected(topics: Topics) -> None:
     orders = topics.orders
     letters = DeadLetterTopic(topics.dead, topics.cluster.bootstrap, "billing")

@@ -14,7 +14,7 @@ from allocator.core.fetch.decode import scan
 from allocator.producer.builder import BatchBuilder, Rows
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
 from allocator.producer.encoding import CODECS, PlainRows, encode_headers
-from allocator.producer.partitioner import RUN, Partitioner, murmur2
+from allocator.producer.partitioner import RUN, Partitioner, Partitions, murmur2
 
 compiled = pytest.mark.skipif(not accelerated, reason="columns need the compiled encoder")
 field = st.one_of(st.none(), st.binary(max_size=20), st.sampled_from([0, 63, 64, 8191, 8192]).map(bytes))
@@ -49,8 +49,8 @@ def test_a_key_chooses_the_same_partition_as_in_java_and_kafka_python(key: bytes
 
 def test_records_without_a_key_rotate_over_the_partitions_in_runs() -> None:
     partitioner = Partitioner()
-    chosen = [partitioner.choose(None, 3) for _ in range(6 * RUN)]
-    assert {chosen.count(n) for n in range(3)} == {2 * RUN}
+    chosen = [partitioner.choose(None, Partitions((0, 1, 2, 3), (0, 2, 3))) for _ in range(6 * RUN)]
+    assert [chosen.count(n) for n in range(4)] == [2 * RUN, 0, 2 * RUN, 2 * RUN]
     assert sum(one != other for one, other in zip(chosen, chosen[1:])) == 5
 
 
@@ -100,15 +100,19 @@ def test_what_is_not_bytes_adds_nothing(kind: type[PlainRows], wrong: Any) -> No
 
 
 @compiled
-@given(rows, st.integers(1, 7), st.booleans())
-def test_columns_are_split_like_single_records(pairs: list[tuple[Any, Any]], partitions: int, chosen: bool) -> None:
+@given(rows, st.lists(st.booleans(), min_size=1, max_size=7).filter(any), st.booleans(), st.integers(0, 3 * RUN))
+def test_columns_are_split_like_single_records(
+    pairs: list[tuple[Any, Any]], have_leaders: list[bool], chosen: bool, before: int
+) -> None:
     pa = pytest.importorskip("pyarrow")
+    every = tuple(range(len(have_leaders)))
+    partitions = Partitions(every, tuple(n for n in every if have_leaders[n]))
     columns = ColumnsToSend(
         pa.array([key for key, _ in pairs], pa.binary()), pa.array([v for _, v in pairs], pa.binary())
     )
-    wanted = [n % partitions if chosen and n % 2 else None for n in range(len(pairs))]
+    wanted = [n % len(every) if chosen and n % 2 else None for n in range(len(pairs))]
     single, together = Partitioner(), Partitioner()
-    together.keyless = single.keyless
+    together.keyless = single.keyless = before
     expected: dict[int, list[Any]] = {}
     for (key, value), number in zip(pairs, wanted):
         own = single.choose(key, partitions)

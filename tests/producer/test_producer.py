@@ -22,7 +22,7 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as At
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 
-from allocator import DeliveryFailed, Producer, RecordMetadata
+from allocator import DeliveryFailed, KielProducer, Producer, RecordMetadata
 from allocator.core.aio import wall_ms, within
 from allocator.core.client import KafkaClient
 from allocator.errors import BrokersUnavailable, Closed, ConfigError, IllegalState, TopicNotFound
@@ -211,6 +211,75 @@ async def test_equal_keys_go_to_the_partition_that_other_clients_choose(
     assert [at.partition for at in where] == [(murmur2(key) & 0x7FFFFFFF) % 5 for key in keys]
 
 
+@pytest.mark.servers
+@pytest.mark.parametrize("kafka", [OLD, NEW])
+async def test_records_without_a_key_go_to_partitions_with_a_leader(kafka: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    with await asyncio.to_thread(LocalCluster, kafka, brokers=2, heap="256m") as cluster:
+        await asyncio.to_thread(cluster.create_topic, "t", 4)
+        running = Producer(brokers=cluster.bootstrap, delivery_timeout_s=5)
+        async with KafkaClient(cluster.bootstrap) as client, running as producer:
+            keys = [b"%d" % n for n in range(20)]
+            keyed = [(await producer.send_and_wait("t", b"", key)).partition for key in keys]
+            await asyncio.to_thread(cluster.brokers[1].stop)
+
+            async def led() -> tuple[int, ...]:
+                await client.refresh(["t"])
+                return client.led_partitions("t")
+
+            async def half_are_led() -> bool:
+                return len(await led()) == 2
+
+            await wait_until_async(half_are_led, 60, "the other broker without partitions")
+            live = set(await led())
+
+            async def all_written(producer: Producer) -> bool:
+                """Writes enough records without a key for each partition to get a run of them."""
+                columns = pa.array([b"v"] * 2001)
+                mixed = pa.array([None, keys[keyed.index(min(live))], None] * 667, pa.binary())
+                futures = [
+                    *[await producer.send("t", b"v") for _ in range(2001)],
+                    *await producer.send_many("t", [b"v"] * 2001),
+                    *await producer.send_many("t", columns),
+                    *await producer.send_many("t", columns, mixed),
+                ]
+                results = await within(asyncio.gather(*futures, return_exceptions=True), 60)
+                return {getattr(each, "partition", None) for each in results} == live
+
+            await wait_until_async(lambda: all_written(producer), 60, "a producer that has noticed it")
+            with contextlib.suppress(DeliveryFailed):  # records from before it noticed
+                await producer.flush()
+            seen: list[Any] = []
+
+            def choose(key: Any, partitions: Any) -> int:
+                seen.append(tuple(partitions))
+                return min(live)
+
+            brokers, alive = cluster.bootstrap, cluster.brokers[0].address
+            async with Producer(brokers=alive, partitioner=choose, delivery_timeout_s=5) as chosen:
+                await chosen.send_and_wait("t", b"v")
+            assert seen == [(0, 1, 2, 3)]
+            async with Producer(brokers=brokers, delivery_timeout_s=5) as new:
+                assert await all_written(new)
+                futures = [await new.send("t", b"", key) for key in keys]
+                results = await asyncio.gather(*futures, return_exceptions=True)
+                for partition, result in zip(keyed, results):
+                    if partition in live:
+                        assert isinstance(result, RecordMetadata)
+                        assert result.partition == partition
+                    else:
+                        assert isinstance(result, DeliveryFailed)
+                        assert result.partition.partition == partition
+                with contextlib.suppress(DeliveryFailed):
+                    await new.flush()
+            kiels = KielProducer(alive, batch_size=100)
+            await kiels.connect()
+            for n in range(100):
+                await within(kiels.produce("t", n), 30)
+            assert kiels.unsent_count == 0
+            await kiels.close()
+
+
 @pytest.mark.parametrize("partitioner", [None, lambda key, partitions: partitions[0]])
 async def test_arrow_columns_of_one_type_are_taken_with_and_without_a_partitioner(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, partitioner: Any
@@ -240,6 +309,20 @@ async def test_a_serializer_gets_the_text_of_an_arrow_column_as_of_a_list(
             await asyncio.gather(*await producer.send_many(topic, values, own))
     rows = (await contents(kafka_cluster, topic))[0]
     assert [row[2:4] for row in rows] == [(b"k", b"a"), (None, None), (b"l", "ü".encode())] * 2
+
+
+async def test_the_headers_of_a_record_can_be_sent_again_whatever_their_names(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    headers = [(name.decode("utf-8", "surrogateescape"), b"v") for name in (b"caf\xe9", "ü".encode(), b"\xff\x00", b"")]
+    async with Producer(brokers=kafka_cluster.bootstrap) as producer:
+        await producer.send_and_wait(topic, b"v", headers=headers)
+        (first,) = (await contents(kafka_cluster, topic))[0]
+        assert first[4] == headers
+        await producer.send_and_wait(topic, b"v", headers=first[4])
+        await asyncio.gather(*await producer.send_many(topic, [b"v"], headers=first[4]))
+    assert [row[4] for row in (await contents(kafka_cluster, topic))[0]] == [headers] * 3
 
 
 async def test_serializers_and_the_partitioner_are_those_of_the_user(

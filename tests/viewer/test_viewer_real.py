@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -10,18 +11,20 @@ import pytest
 from click.testing import CliRunner
 from kafka import KafkaProducer
 
+from allocator import Producer
 from allocator.cli.commands import main
 from allocator.core.aio.clock import wall_ms
+from allocator.core.client import KafkaClient
 from allocator.errors import ConfigError, TopicNotFound
-from allocator.producer.partitioner import Partitioner
-from allocator.testing import LocalCluster, ProducedRecord, produce
+from allocator.producer import by_key
+from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.viewer import Bounds, Masks, Query, Reader, Viewer
 from allocator.viewer.read import Position
 
 # a broker may delete records of long ago
 BEGAN = wall_ms() - 7_200_000
 MINUTE = 60_000
-PARTITION = Partitioner().choose(b"c7", 2)
+PARTITION = by_key(b"c7", 2)
 LOG = 40  # records in that partition before the transactions
 
 
@@ -48,6 +51,35 @@ def fill(cluster: LocalCluster, topic: str) -> None:
         producer.flush()  # otherwise an abort drops unsent records
         (producer.commit_transaction if number else producer.abort_transaction)()
     producer.close()
+
+
+@pytest.mark.servers
+async def test_partitions_without_a_leader_are_named_and_the_others_read() -> None:
+    with await asyncio.to_thread(LocalCluster, "3.9.1", brokers=2, heap="256m") as cluster:
+        await asyncio.to_thread(cluster.create_topic, "t", 2)
+        async with KafkaClient(cluster.bootstrap) as client, Producer(brokers=cluster.bootstrap) as producer:
+            for number in range(2):
+                await producer.send_and_wait("t", b"v%d" % number, partition=number)
+            lost = cluster.brokers[1]
+
+            async def lost_partitions() -> tuple[int, ...]:
+                await client.refresh(["t"])
+                return tuple({0, 1}.difference(client.led_partitions("t")))
+
+            await asyncio.to_thread(lost.stop)
+            (dead,) = await wait_until_async(lost_partitions, 60, "a partition without a leader")
+            alive = cluster.brokers[0].address
+            view = await Viewer(Reader(alive, timeout_s=5), masks=Masks([])).view(Query("t"))
+            assert [record.partition for record in view.records] == [1 - dead]
+            assert (view.found.leaderless, view.to_json()["leaderless"]) == ([dead], [dead])
+            done = await asyncio.to_thread(CliRunner().invoke, main, ["records", "t", "--brokers", alive])
+            assert done.exit_code == 0
+            assert f"v{1 - dead}" in done.output
+            assert f"t:{dead}: not read, no leader;" in done.output
+            only = ["records", f"t:{dead}", "--brokers", alive, "--timeout", "2"]
+            failed = await asyncio.to_thread(CliRunner().invoke, main, only)
+            assert failed.exit_code == 1
+            assert f"t:{dead}: no leader within" in failed.output
 
 
 def values(view: Any) -> list[Any]:

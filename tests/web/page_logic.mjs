@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 
 const [dir] = process.argv.slice(2);
 const from = (name) => import(`${dir}/${name}.js`);
-const { age, ageStep, ago, expand, lagStep, number, ranges, span, whole } = await from("format");
+const { age, ageStep, ago, expand, lagStep, moment, number, ranges, span, whole } = await from("format");
 const { build, parse, sameView } = await from("route");
 const { direction, inSight, matches, ordered, places } = await from("rows");
 const { layout } = await from("flow");
@@ -23,6 +23,12 @@ const CASES = {
       [unevenness([3, 1]), unevenness([0, 0]), unevenness([3, null]), ratio(null)],
       [1.5, 1, null, "unknown"],
     );
+  },
+  "a timestamp in microseconds is a number and no date": () => {
+    const second = 1_767_225_600;
+    assert.equal(moment(second * 1000), "1767225600000000 ms since 1970");
+    assert.match(moment(second * 1e6), /^about 1767225600000000000 ms since 1970$/);
+    assert.match(moment(second), /2026/);
   },
   "numbers and times are short": () => {
     assert.deepEqual([0.00123, 0.5, -0.04].map(number), ["0.0012", "0.5", "-0.04"]);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allocator.core.aio.backoff import Backoff
-from allocator.core.aio.clock import boot_clock, milliseconds, wall_ms
+from allocator.core.aio.clock import boot_clock, milliseconds, time_text, wall_ms
 from allocator.core.aio.reminder import Reminder
 from allocator.core.aio.tasks import (
     BackgroundTasks,

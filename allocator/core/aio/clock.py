@@ -1,10 +1,13 @@
-"""A clock that also counts while the machine sleeps, and a parser of times."""
+"""A clock that also counts while the machine sleeps, and times as text."""
 
 from __future__ import annotations
 
 import re
 import time
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
+from typing import Literal
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def boot_clock() -> float:
@@ -16,6 +19,18 @@ def boot_clock() -> float:
 def wall_ms() -> int:
     """Returns the milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
+
+
+def time_text(ms: int, precision: Literal["seconds", "milliseconds"] = "seconds") -> str:
+    """Formats milliseconds since the epoch as "2026-01-31T12:00:00Z".
+
+    Returns the number for years beyond 9999: programs may set the timestamp of a record to microseconds.
+    """
+    try:
+        at = EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return f"{ms} ms since 1970"
+    return at.isoformat(timespec=precision).replace("+00:00", "Z")
 
 
 def milliseconds(text: str) -> int:
@@ -32,7 +47,7 @@ def milliseconds(text: str) -> int:
         raise ValueError(f"{text!r} is not a time") from None
     if at.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone; add Z or +02:00")
-    since = at - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    since = at - EPOCH
     if since.days < 0:
         raise ValueError(f"{text!r} is before 1970")
     return (since.days * 86400 + since.seconds) * 1000 + since.microseconds // 1000

@@ -106,7 +106,7 @@ class KafkaClient:
         self._closed = False
 
     def __repr__(self) -> str:
-        where = ",".join(f"{b.host}:{b.port}" for b in self._addresses)
+        where = ",".join(broker.address for broker in self._addresses)
         return f"<KafkaClient {where} version={'.'.join(map(str, self.broker_version)) or 'unknown'}>"
 
     # -- start and close ------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class KafkaClient:
         causes: dict[str, str] = {}
         while True:
             for n, broker in enumerate(self._addresses):
-                where, patience = f"{broker.host}:{broker.port}", CONNECT_TIMEOUT_S
+                where, patience = broker.address, CONNECT_TIMEOUT_S
                 if deadline is not None:  # leaves time for the other addresses if this one drops packets
                     patience = min(patience, max(0.1, deadline - time.monotonic()) / (len(self._addresses) - n))
                 left = None if deadline is None else max(0.1, deadline - time.monotonic())
@@ -218,6 +218,11 @@ class KafkaClient:
         """Returns the partition numbers, ascending; None if the topic is unknown."""
         known = self._metadata.topics.get(topic)
         return None if known is None else tuple(known.partitions)
+
+    def led_partitions(self, topic: str) -> tuple[int, ...]:
+        """Returns the numbers of the partitions that have a leader, ascending."""
+        known = self._metadata.topics.get(topic)
+        return () if known is None else tuple(n for n, each in known.partitions.items() if each.leader is not None)
 
     def leader(self, tp: TopicPartition) -> int | None:
         """Returns the node id of the leader; None if the partition is unknown or has no leader."""
@@ -320,7 +325,7 @@ class KafkaClient:
                 await self._read_metadata(key, topics, min(CONNECT_TIMEOUT_S, self.request_timeout_s))
                 return
             except RequestFailed as exc:
-                causes[f"{broker.host}:{broker.port}"] = str(exc)
+                causes[broker.address] = str(exc)
             finally:
                 if self._directory.is_bootstrap(key) and self._metadata.brokers:
                     pool.drop(key)  # requests use the connections of node ids from now on
@@ -501,7 +506,7 @@ class KafkaClient:
 
     def _where(self, key: Any) -> str:
         broker = self._directory.broker_metadata(key)
-        return f"broker {key}" + (f" at {broker.host}:{broker.port}" if broker is not None else "")
+        return f"broker {key}" + (f" at {broker.address}" if broker is not None else "")
 
     def _live(self) -> ConnectionPool:
         if self._pool is None:

@@ -98,7 +98,7 @@ class ErrorCode(enum.IntEnum):
     DUPLICATE_SEQUENCE_NUMBER = 46, FAIL, "the broker has this batch already"
     INVALID_PRODUCER_EPOCH = 47, FAIL, "another producer has taken over this id"
     INVALID_TXN_STATE = 48, FAIL, "the transaction does not allow this step"
-    INVALID_PRODUCER_ID_MAPPING = 49, FAIL, "another producer has this transactional id"
+    INVALID_PRODUCER_ID_MAPPING = 49, FAIL, "the broker has forgotten this id (transactional.id.expiration.ms)"
     INVALID_TRANSACTION_TIMEOUT = 50, FAIL, "longer than transaction.max.timeout.ms of the broker"
     CONCURRENT_TRANSACTIONS = 51, RETRY, "the previous transaction of this id still ends"
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53, FAIL, "grant this user the right to use the transactional id"
@@ -282,6 +282,7 @@ REMEDIES: Final = (
     ("TLS|SSL", True, "Check that the port uses TLS; {protocol} needs it."),
     ("TLS", False, "This port needs TLS: correct security_protocol, {protocol} now, or the port."),
     ("Too many open files", None, "Raise the limit of open files (ulimit -n)."),
+    ("'MetadataRequest'", None, "This is the port of a KRaft controller; use the address of a broker."),
     ("HTTP", None, "Correct the address: this is not a Kafka broker."),
     (
         "clos",

@@ -16,6 +16,7 @@ from allocator.core.aio.backoff import Backoff
 from allocator.core.aio.tasks import settle
 from allocator.core.client.errors import ErrorCode
 from allocator.core.errors import AllocatorError, Closed
+from allocator.core.settings.names import address_text
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,10 @@ class Broker(NamedTuple):
     host: str
     port: int
     rack: str | None
+
+    @property
+    def address(self) -> str:
+        return address_text(self.host, self.port)
 
 
 class PartitionMetadata(NamedTuple):

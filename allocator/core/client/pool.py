@@ -27,7 +27,7 @@ from allocator.core.client.metadata import Broker
 from allocator.core.client.old_brokers import is_old, version_of_0_8
 from allocator.core.client.request_writer import negotiated
 from allocator.core.errors import ConfigError
-from allocator.core.settings.names import parse_address
+from allocator.core.settings.names import address_text, parse_address
 
 if TYPE_CHECKING:
     from kafka.protocol.broker_version_data import BrokerVersionData
@@ -144,8 +144,8 @@ class ConnectionPool:
         if is_old(versions) and (where, version) not in self._warned:
             self._warned.add((where, version))
             log.warning(
-                "the broker at %s:%d is Kafka %s: its records have no headers, timestamps or transactions",
-                *where,
+                "the broker at %s is Kafka %s: its records have no headers, timestamps or transactions",
+                address_text(*where),
                 ".".join(map(str, version)),
             )
 
@@ -157,7 +157,7 @@ class ConnectionPool:
         try:
             version = await version_of_0_8(partial(self._responds, broker))
         except RequestFailed as error:
-            log.debug("%s:%d is not an old broker: %s", broker.host, broker.port, error)
+            log.debug("%s is not an old broker: %s", broker.address, error)
             return False
         self._see((broker.host, broker.port), protocol.BrokerVersionData(version))
         return True

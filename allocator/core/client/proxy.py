@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from allocator.core.client.errors import ConnectionFailed
 from allocator.core.errors import ConfigError
+from allocator.core.settings.names import address_text
 from allocator.core.text.quoting import os_cause
 
 SCHEMES: Final = ("http", "socks5", "socks5h")
@@ -47,7 +48,7 @@ class Proxy:
     password: str = field(default="", repr=False)
 
     def __str__(self) -> str:  # leaves out the password, because errors contain this text
-        return f"proxy {self.scheme}://{self.host}:{self.port}"
+        return f"proxy {self.scheme}://{address_text(self.host, self.port)}"
 
     @classmethod
     def of(cls, url: object) -> Proxy:
@@ -98,7 +99,7 @@ class Proxy:
         return transport
 
     async def _http_connect(self, reader: Reader, transport: asyncio.Transport, host: str, port: int) -> None:
-        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        target = address_text(host, port)
         lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
         if self.user is not None:
             login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
@@ -127,7 +128,7 @@ class Proxy:
         transport.write(b"\x05\x01\0" + _address(host) + struct.pack(">H", port))
         _, code, _, kind = await reader.readexactly(4)
         if code:
-            raise self._error(f"does not connect to {host}:{port}: {REFUSALS.get(code, f'error {code}')}")
+            raise self._error(f"does not connect to {address_text(host, port)}: {REFUSALS.get(code, f'error {code}')}")
         size = {1: 4, 4: 16}.get(kind) or (await reader.readexactly(1))[0]
         await reader.readexactly(size + 2)  # address and port of the proxy's own socket
 

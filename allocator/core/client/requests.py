@@ -68,6 +68,11 @@ def _end(pending: _Pending, response: Any, error: RequestFailed | None = None) -
         settle(pending.ended, None)
 
 
+# Seconds between two warnings of one connection about throttling. Higher: fewer lines; lower: lasting throttling is
+# shown more often
+QUIET_S = 60.0
+
+
 class RequestStream(FrameProtocol):
     """Requests to one broker over one socket. The broker responds in the order of the requests.
 
@@ -83,6 +88,7 @@ class RequestStream(FrameProtocol):
         self.last_activity = time.monotonic()
         self.throttled_until = 0.0
         """Time until which the broker reads nothing from this client (KIP-219), on the clock of `time.monotonic()`."""
+        self._throttle_logged_at = -QUIET_S
         self._client_id = client_id
         self._transport: asyncio.Transport | None = None
         self._correlation_id = 0
@@ -98,7 +104,7 @@ class RequestStream(FrameProtocol):
 
     @property
     def address(self) -> str:
-        return f"{self.broker.host}:{self.broker.port}"
+        return self.broker.address
 
     @property
     def in_flight(self) -> int:
@@ -269,7 +275,12 @@ class RequestStream(FrameProtocol):
     def _throttle(self, milliseconds: int) -> None:
         if self.versions is not None and self.versions.broker_version >= CLIENT_THROTTLES:
             self.throttled_until = max(self.throttled_until, time.monotonic() + milliseconds / 1000)
-        log.warning("broker %s at %s throttles this client for %d ms", self.broker.node_id, self.address, milliseconds)
+        now = time.monotonic()
+        quiet = now - self._throttle_logged_at < QUIET_S
+        if not quiet:
+            self._throttle_logged_at = now
+        message = "broker %s at %s throttles this client, now for %d ms"
+        log.log(logging.DEBUG if quiet else logging.WARNING, message, self.broker.node_id, self.address, milliseconds)
 
     def stream_failed(self, error: Exception) -> None:
         if not isinstance(error, RequestFailed):

@@ -462,8 +462,8 @@ class ConsumerBase:
 
     async def until_may_act(self) -> None:
         """Returns once `may_act` is true, and the records in hand may be handled by this task. What other tasks and
-        threads were told before counts still: they may have left their records out. Raises NotOwned if it cannot become true: only a
-        request for records, or the end of the handler's call, ends that."""
+        threads were told before counts still: they may have left their records out. Raises NotOwned if it cannot become
+        true: only a request for records, or the end of the handler's call, ends that."""
         await self._member.commits.until_may_act()
         self._must_not_be_lost(self._member.outlived)
         task = asyncio.current_task()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from allocator.core.settings.names import (
+    address_text,
     check_group,
     check_path,
     check_pattern_syntax,

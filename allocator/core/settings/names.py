@@ -73,6 +73,11 @@ def parse_address(text: Any, port: int = KAFKA_PORT) -> tuple[str, int]:
     raise ConfigError(f"{text!r} is not an address; write host or host:port")
 
 
+def address_text(host: str, port: int | None) -> str:
+    """Formats an address as `parse_address` reads it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def parse_ensemble(text: Any) -> tuple[str, str]:
     """Parses "host:port,host:port/chroot". Returns (servers, chroot); the chroot begins with "/" or is empty."""
     if not isinstance(text, str) or not text:

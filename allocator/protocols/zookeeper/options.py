@@ -77,7 +77,7 @@ class EnsembleOptions(MembershipOptions):
         client = parts.client
 
         def brokers() -> str:
-            known = (f"{broker.host}:{broker.port}" for broker in client.metadata.brokers.values())
+            known = (broker.address for broker in client.metadata.brokers.values())
             return ",".join(dict.fromkeys([*client.bootstrap.replace(" ", "").split(","), *known]))
 
         return ZooKeeperMembership(

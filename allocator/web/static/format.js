@@ -46,9 +46,18 @@ export const clock = (at, seconds = true) =>
         hour12: false,
       });
 const day = (at) => new Date(at * 1000).toLocaleDateString([], { year: "numeric", month: "2-digit", day: "2-digit" });
+const FIRST = -62135596800,
+  END = 253402300800; // the years 1 to 9999. Programs may set the timestamp of a record to microseconds
+const raw = (ms) => `${Number.isSafeInteger(ms) ? "" : "about "}${ms} ms since 1970`;
 // the date only if it is not that of `now`
 export const moment = (at, now = Date.now() / 1000) =>
-  missing(at) ? UNKNOWN : day(at) === day(now) ? clock(at) : `${day(at)} ${clock(at)}`;
+  missing(at)
+    ? UNKNOWN
+    : at < FIRST || at >= END
+      ? raw(Math.round(at * 1000))
+      : day(at) === day(now)
+        ? clock(at)
+        : `${day(at)} ${clock(at)}`;
 
 export const expand = (ranges) =>
   ranges === ""

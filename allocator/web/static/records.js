@@ -126,6 +126,10 @@ const summary = (found) => {
         `${each.end > each.begin ? `the log has ${range(each.begin, each.end)}` : "the log is empty"}.`,
     );
   if (found.windows.length > WINDOWS) lines.push(`And ${plural(found.windows.length - WINDOWS, "more partition")}.`);
+  if (found.leaderless.length)
+    lines.push(
+      `${plural(found.leaderless.length, "partition")} without a leader not searched: ${found.leaderless.slice(0, WINDOWS).join(", ")}${found.leaderless.length > WINDOWS ? ", …" : ""}.`,
+    );
   return lines.join("\n");
 };
 

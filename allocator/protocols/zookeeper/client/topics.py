@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from allocator.core.settings import address_text
 from allocator.core.text import parse_json
 from allocator.protocols.zookeeper.client.client import NoZnode, ZooKeeperClient
 from allocator.types import Partitions, TopicPartition
@@ -31,7 +32,8 @@ class TopicZnodes:
             return (await self._object(CLUSTER_ID)).get("id") == cluster_id
         found = await asyncio.gather(*(self._object(BROKER.format(node_id)) for node_id in brokers))
         return any(
-            (each.get("host"), each.get("port")) == (host, port) or f"//{host}:{port}'" in str(each.get("endpoints"))
+            (each.get("host"), each.get("port")) == (host, port)
+            or f"//{address_text(host, port)}'" in str(each.get("endpoints"))
             for (host, port), each in zip(brokers.values(), found)
         )
 

@@ -71,7 +71,9 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
     # -- called by Spark on the driver ---------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        first: dict[str, Any] = self._run(self._initial()).to_json()
+        # Spark calls this for each attempt at the first batch, so it must not depend on what the topics have now: the
+        # first plan resolves the start, and the checkpoint keeps it. A membership gives each partition its start
+        first: dict[str, Any] = StreamOffsets({}, {}, resolved=self._member is not None).to_json()
         return first
 
     def getDefaultReadLimit(self) -> Any:
@@ -140,10 +142,9 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._group_checked = True
         return client
 
-    async def _initial(self) -> StreamOffsets:
-        if self._member is not None:
-            return StreamOffsets({}, {})  # the membership gives each partition its start
-        client, options = await self._client(), self.options
+    async def _initial(self, client: KafkaClient) -> StreamOffsets:
+        """Returns the start of the first batch, from the options."""
+        options = self.options
         known = await bounds(client, options, await find_partitions(client, options))
         offsets = await resolve(client, options, options.start or StartOrEnd(LATEST), known, "starting_offsets")
         # the committed offset of a group that reads uncommitted records may be inside an open transaction
@@ -175,6 +176,8 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return await self._after(client, before, most)
 
     async def _after(self, client: KafkaClient, before: StreamOffsets, most: int | None) -> StreamOffsets:
+        if not before.resolved:
+            before = await self._initial(client)
         tps = await self._partitions(client, before.next)
         upto = await self._ends(client, before, tps)
         ids = {**before.ids, **topic_ids(client, {tp.topic for tp in tps})}
@@ -226,7 +229,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         end = {**start, **upto}
         if end == before.next and not moved and not before.recreated(ids):
             return before
-        # Spark stores no start of a batch. For the first one it calls `initialOffset` again after a crash
+        # Spark stores no start of a batch
         return StreamOffsets(end, start if before.is_start else moved, ids)
 
     async def _first(self, client: KafkaClient, tps: Collection[TopicPartition]) -> Offsets:
@@ -335,6 +338,17 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 log.warning("other members own %s now, and continue at the committed offset", partition_names(left_out))
             done = {tp: max(begin[tp], owned[tp] or 0) for tp in planned if tp in owned}
             return [_range(tp, at, end) for tp, at in done.items() if end.next[tp] > at]
+        if end.next and not start.resolved and not end.begin:
+            # resolving the options again could give another start than the planned one
+            if self.options.fail_on_data_loss:
+                raise DataLoss(
+                    "the checkpoint lacks the start of its first batch, which is unfinished: Spark's own connector "
+                    "planned it, and keeps the start in another file of the checkpoint, sources/0/0; start with "
+                    "another checkpointLocation and starting_offsets from that file, or set fail_on_data_loss to false "
+                    "to start at the present starting_offsets"
+                )
+            log.warning("the checkpoint lacks the start of its first batch; reading from the present starting_offsets")
+            begin.update((await self._initial(await self._client())).next)
         # a checkpoint of Spark's own connector has no start of new partitions
         missing = [tp for tp in end.next if tp not in begin]
         if missing:

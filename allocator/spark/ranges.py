@@ -33,6 +33,9 @@ ALLOWED = (
     'earliest, latest, committed, or JSON such as {"orders": {"0": 23, "1": -2}} (-2: earliest, -1: latest); '
     "starting_timestamps takes times"
 )
+# Where a partition begins that a checkpoint or an archive does not have: it is new, so nobody has read its records. If
+# the log begins later, records were deleted unread
+NEW_PARTITION_START = 0
 BEGIN, IDS, UNRESOLVED = "@begin", "@ids", "@unresolved"
 
 

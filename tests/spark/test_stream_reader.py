@@ -199,6 +199,34 @@ def test_partitions_that_appear_are_read_from_their_first_record_after_a_restart
     assert query.read(*planned[-1]) == wanted
 
 
+@pytest.mark.parametrize("deleted", [3, 5])
+def test_a_new_partition_that_lost_its_first_records_is_data_loss_or_starts_after_them(
+    deleted: int, streams: Streams, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = streams.topic(partitions=1)
+    streams.fill(topic, {0: 2})
+    strict, lenient = streams.query(topics=topic), streams.query(topics=topic, fail_on_data_loss="false")
+    assert strict.batch() == lenient.batch() == records(topic, {0: range(2)})
+    streams.cluster.add_partitions(topic, 2)
+    streams.fill(topic, {1: 5})
+    delete_records(streams.cluster.bootstrap, topic, deleted, partition=1)
+    strict.restart()
+    lenient.restart()
+    what = f"{topic}:1 is new to this query and begins at offset {deleted}: {deleted} offsets were deleted"
+    with pytest.raises(DataLoss, match=what):
+        strict.plan()
+    # a batch that Spark's own connector planned: its checkpoint has no start of new partitions
+    planned = str(strict.at), json.dumps({topic: {"0": 2, "1": 5}})
+    with pytest.raises(DataLoss, match=what):
+        strict.read(*planned)
+    rest = records(topic, {1: range(deleted, 5)})
+    assert lenient.read(*planned) == lenient.batch() == rest
+    assert what in caplog.text
+    strict.at = lenient.at
+    streams.fill(topic, {1: 1})
+    assert strict.batch() == records(topic, {1: range(5, 6)})
+
+
 def test_finished_batches_are_committed_to_the_group(streams: Streams, group: str) -> None:
     topic = streams.topic(partitions=2)
     streams.fill(topic, {0: 4, 1: 4})

@@ -17,7 +17,15 @@ from allocator.errors import TopicNotFound
 from allocator.spark.errors import CheckpointMismatch, DataLoss, in_one_line
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
-from allocator.spark.ranges import EARLIEST, LATEST, Range, StartOrEnd, StreamOffsets, limit_ends
+from allocator.spark.ranges import (
+    EARLIEST,
+    LATEST,
+    NEW_PARTITION_START,
+    Range,
+    StartOrEnd,
+    StreamOffsets,
+    limit_ends,
+)
 from allocator.spark.shipping import Shipped
 from allocator.spark.source.group import commit, refuse_members
 from allocator.spark.source.member import StreamMember
@@ -183,7 +191,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         ids = {**before.ids, **topic_ids(client, {tp.topic for tp in tps})}
         again = self._created_again(before, ids)
         known = {tp: at for tp, at in before.next.items() if tp.topic not in again}
-        first = await self._first(client, [tp for tp in tps if tp not in known])
+        first = await self._start_of_new(client, [tp for tp in tps if tp not in known])
         return await self._batch(client, before, {**known, **first}, upto, ids, most)
 
     async def _next_as_member(
@@ -203,7 +211,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         known = await bounds(client, options, new)
         first = await resolve(client, options, options.start or StartOrEnd(EARLIEST), known, "starting_offsets")
         start = {tp: first[tp] if at is None else at for tp, at in owned.items()}
-        return await self._batch(client, before, {**start, **await self._first(client, former)}, upto, ids, most)
+        return await self._batch(client, before, {**start, **await self._start_of_new(client, former)}, upto, ids, most)
 
     async def _batch(
         self,
@@ -232,8 +240,21 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         # Spark stores no start of a batch
         return StreamOffsets(end, start if before.is_start else moved, ids)
 
-    async def _first(self, client: KafkaClient, tps: Collection[TopicPartition]) -> Offsets:
-        return {tp: first for tp, (first, _) in (await bounds(client, self.options, tps)).items()}
+    async def _start_of_new(self, client: KafkaClient, tps: Collection[TopicPartition]) -> Offsets:
+        """Returns the start of partitions that the checkpoint does not have. Raises DataLoss if their first records
+        were deleted."""
+        first = {tp: first for tp, (first, _) in (await bounds(client, self.options, tps)).items()}
+        late = sorted(tp for tp, at in first.items() if at > NEW_PARTITION_START)
+        if late:
+            tp = late[0]
+            what = (
+                f"{tp.topic}:{tp.partition} is new to this query and begins at offset {first[tp]}: {first[tp]} offsets "
+                f"were deleted before the query read them ({len(late)} such partitions in all)"
+            )
+            if self.options.fail_on_data_loss:
+                raise DataLoss(f"{what}; set fail_on_data_loss to false to start at the first record that exists")
+            log.warning("%s; starting at the first record that exists", what)
+        return first
 
     async def _partitions(self, client: KafkaClient, start: Mapping[TopicPartition, int]) -> list[TopicPartition]:
         """Returns the partitions to read now. Raises CheckpointMismatch, and DataLoss for a deleted partition."""
@@ -326,7 +347,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         perhaps_new = [tp for tp in short if before.ids.get(tp.topic) is None or ids.get(tp.topic) is None]
         if perhaps_new:
             log.warning("%s may have been created again; reading from the first record", partition_names(perhaps_new))
-        return {**{tp: upto[tp] for tp in short}, **await self._first(client, perhaps_new)}
+        return {**{tp: upto[tp] for tp in short}, **await self._start_of_new(client, perhaps_new)}
 
     async def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[Range]:
         begin = {**start.next, **end.begin}
@@ -352,7 +373,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         # a checkpoint of Spark's own connector has no start of new partitions
         missing = [tp for tp in end.next if tp not in begin]
         if missing:
-            begin.update(await self._first(await self._client(), missing))
+            begin.update(await self._start_of_new(await self._client(), missing))
             log.info("%s start at their first record", partition_names(missing))
         backwards = [tp for tp, last in end.next.items() if last < begin[tp]]
         if backwards:

@@ -336,6 +336,37 @@ def test_a_deleted_or_recreated_topic_is_data_loss_or_read_from_its_first_record
     assert len(told) <= len(lenient.readers)
 
 
+@pytest.mark.parametrize("first_batch", [True, False])
+@pytest.mark.parametrize("by", ["topics", "topics_pattern"])
+def test_a_planned_batch_whose_topic_is_deleted_is_data_loss_or_reads_the_others(
+    by: str, first_batch: bool, streams: Streams
+) -> None:
+    kept, deleted = streams.topic(), streams.topic()
+    names = {"topics": f"{kept},{deleted}", "topics_pattern": f"({kept}|{deleted})"}[by]
+    strict = streams.query(**{by: names})
+    lenient = streams.query(**{by: names}, fail_on_data_loss="false")
+    if not first_batch:
+        for topic in (kept, deleted):
+            streams.fill(topic, {0: 3})
+        assert len(strict.batch()) == len(lenient.batch()) == 6
+    at = 0 if first_batch else 3
+    for topic in (kept, deleted):
+        streams.fill(topic, {0: 2})
+    if not first_batch:
+        wait_for_records(strict)
+        wait_for_records(lenient)
+    planned = strict.plan(), lenient.plan()
+    streams.cluster.delete_topic(deleted)
+    strict.restart()
+    lenient.restart()
+    with pytest.raises(DataLoss, match=f"'{deleted}' was deleted"):
+        strict.read(*planned[0])
+    assert lenient.read(*planned[1]) == records(kept, {0: range(at, at + 2)})
+    lenient.at = planned[1][1]
+    streams.fill(kept, {0: 1})
+    assert lenient.batch() == records(kept, {0: range(at + 2, at + 3)})
+
+
 def test_a_planned_batch_does_not_read_the_records_of_a_recreated_topic(streams: Streams) -> None:
     topic = streams.topic()
     streams.fill(topic, {0: 10})

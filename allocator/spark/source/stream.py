@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -41,6 +42,10 @@ log = logging.getLogger(__name__)
 # Maximum age of metadata. Higher: new partitions are found later; lower: more requests, because Spark polls up to 100
 # times per second
 METADATA_S = 1.0
+
+# How long metadata may lack a planned partition before it counts as deleted. Higher: a query waits longer after a
+# deletion; lower: a broker that starts, or has old metadata, makes a partition look deleted
+DELETED_AFTER_S = 10.0
 
 Offsets = dict[TopicPartition, int]
 
@@ -350,32 +355,25 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return {**{tp: upto[tp] for tp in short}, **await self._start_of_new(client, perhaps_new)}
 
     async def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[Range]:
+        client = await self._client()
         begin = {**start.next, **end.begin}
+        if self._member is None and end.next and not start.resolved and not end.begin:
+            begin.update((await self._start_anew(client)).next)
+        planned = await self._existing(client, {tp: at for tp, at in end.next.items() if begin.get(tp) != at})
         if self._member is not None:
-            planned = {tp: last for tp, last in end.next.items() if tp in begin and last > begin[tp]}
+            planned = {tp: last for tp, last in planned.items() if tp in begin and last > begin[tp]}
             owned = self._member.claim(planned)
             left_out = planned.keys() - owned.keys()
             if left_out:
                 log.warning("other members own %s now, and continue at the committed offset", partition_names(left_out))
             done = {tp: max(begin[tp], owned[tp] or 0) for tp in planned if tp in owned}
             return [_range(tp, at, end) for tp, at in done.items() if end.next[tp] > at]
-        if end.next and not start.resolved and not end.begin:
-            # resolving the options again could give another start than the planned one
-            if self.options.fail_on_data_loss:
-                raise DataLoss(
-                    "the checkpoint lacks the start of its first batch, which is unfinished: Spark's own connector "
-                    "planned it, and keeps the start in another file of the checkpoint, sources/0/0; start with "
-                    "another checkpointLocation and starting_offsets from that file, or set fail_on_data_loss to false "
-                    "to start at the present starting_offsets"
-                )
-            log.warning("the checkpoint lacks the start of its first batch; reading from the present starting_offsets")
-            begin.update((await self._initial(await self._client())).next)
         # a checkpoint of Spark's own connector has no start of new partitions
-        missing = [tp for tp in end.next if tp not in begin]
+        missing = [tp for tp in planned if tp not in begin]
         if missing:
-            begin.update(await self._start_of_new(await self._client(), missing))
+            begin.update(await self._start_of_new(client, missing))
             log.info("%s start at their first record", partition_names(missing))
-        backwards = [tp for tp, last in end.next.items() if last < begin[tp]]
+        backwards = [tp for tp, last in planned.items() if last < begin[tp]]
         if backwards:
             names = partition_names(backwards)
             what = f"the checkpoint lacks the start of a batch that ends before the present start of {names}"
@@ -385,7 +383,39 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
                     "checkpointLocation, or set fail_on_data_loss to false to go on after it"
                 )
             log.warning("%s; going on after it", what)
-        return [_range(tp, begin[tp], end) for tp, last in end.next.items() if last > begin[tp]]
+        return [_range(tp, begin[tp], end) for tp, last in planned.items() if last > begin[tp]]
+
+    async def _start_anew(self, client: KafkaClient) -> StreamOffsets:
+        """Returns the start of the options for a first batch that Spark's own connector planned. Raises DataLoss,
+        because it may differ from the planned start."""
+        what = "the checkpoint lacks the start of its first batch, which is unfinished"
+        if self.options.fail_on_data_loss:
+            raise DataLoss(
+                f"{what}: Spark's own connector planned it, and keeps the start in another file of the checkpoint, "
+                "sources/0/0; start with another checkpointLocation and starting_offsets from that file, or set "
+                "fail_on_data_loss to false to start at the present starting_offsets"
+            )
+        log.warning("%s; reading from the present starting_offsets", what)
+        return await self._initial(client)
+
+    async def _existing(self, client: KafkaClient, planned: Offsets) -> Offsets:
+        """Returns the part of `planned` whose partitions exist. Raises DataLoss for a deleted partition."""
+        if not planned:
+            return planned
+        topics = {tp.topic for tp in planned}
+        deadline = time.monotonic() + DELETED_AFTER_S
+        await client.refresh(topics, max_age_s=METADATA_S)
+        while deleted := {tp for tp in planned if tp.partition not in (client.partitions(tp.topic) or ())}:
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(client.retry_backoff_s)
+            await client.refresh(topics)
+        if not deleted:
+            return planned
+        if self.options.fail_on_data_loss:
+            raise self._deleted(sorted({tp.topic for tp in deleted}))
+        log.warning("%s: deleted after the batch was planned; reading the others", partition_names(deleted))
+        return {tp: at for tp, at in planned.items() if tp not in deleted}
 
     async def _commit(self, done: StreamOffsets) -> None:
         changed = {tp: at for tp, at in done.next.items() if self._committed.get(tp) != at}

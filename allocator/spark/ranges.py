@@ -32,7 +32,10 @@ ALLOWED = (
     'earliest, latest, committed, or JSON such as {"orders": {"0": 23, "1": -2}} (-2: earliest, -1: latest); '
     "starting_timestamps takes times"
 )
-BEGIN, IDS = "@begin", "@ids"
+# Where a partition begins that a checkpoint or an archive does not have: it is new, so nobody has read its records. If
+# the log begins later, records were deleted unread
+NEW_PARTITION_START = 0
+BEGIN, IDS, UNRESOLVED = "@begin", "@ids", "@unresolved"
 
 
 class Range(NamedTuple):
@@ -243,11 +246,13 @@ class StreamOffsets(NamedTuple):
 
     `next` has the next offset to read. `begin` has the start of partitions that do not start at the position before:
     they are new to the stream, another member read them, or their log was lost. `ids`: topic -> its id, if known.
+    `resolved` is False before the first batch is planned: its start is still that of the options.
     """
 
     next: Mapping[TopicPartition, int]
     begin: Mapping[TopicPartition, int]
     ids: Mapping[str, str] = MappingProxyType({})
+    resolved: bool = True
 
     @property
     def is_start(self) -> bool:
@@ -265,6 +270,8 @@ class StreamOffsets(NamedTuple):
             text[BEGIN] = _by_topic(self.begin)
         if self.ids:
             text[IDS] = dict(sorted(self.ids.items()))
+        if not self.resolved:
+            text[UNRESOLVED] = {}
         return text
 
     @classmethod
@@ -272,10 +279,10 @@ class StreamOffsets(NamedTuple):
         """Parses the JSON form, or that of Spark's connector. Raises CheckpointMismatch for any other."""
         topics = dict(given)
         begin, ids = topics.pop(BEGIN, {}), topics.pop(IDS, {})
+        resolved = topics.pop(UNRESOLVED, None) is None
         try:
-            return cls(
-                _partitions(topics), _partitions(begin), {_topic(each): str(known) for each, known in ids.items()}
-            )
+            known = {_topic(each): str(found) for each, found in ids.items()}
+            return cls(_partitions(topics), _partitions(begin), known, resolved)
         except (AttributeError, TypeError, ValueError) as error:
             raise CheckpointMismatch(
                 f"the checkpoint has no offsets of topics ({error}): another source wrote it; give the query its own "

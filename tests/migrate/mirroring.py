@@ -225,11 +225,11 @@ def killed(process: subprocess.Popen[bytes]) -> None:
     process.wait(30)
 
 
-def delete_records(bootstrap: str, topic: str, before: int) -> None:
-    """Deletes the records of partition 0 before this offset, as retention does."""
+def delete_records(bootstrap: str, topic: str, before: int, partition: int = 0) -> None:
+    """Deletes the records of the partition before this offset, as retention does."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
-        admin.delete_records({TopicPartition(topic, 0): before})
+        admin.delete_records({TopicPartition(topic, partition): before})
     finally:
         admin.close()
 

@@ -80,13 +80,27 @@ def test_the_start_of_the_first_run_is_kept_for_empty_partitions(spark: SparkSes
     later = FakeTopic([20, 9, 6], chosen={0: (15, 20), 1: (8, 9), 2: (6, 6)})
     assert archive(later, tmp_path, dry_run=True).ranges == {0: (10, 20), 1: (5, 9), 2: (0, 6)}
     assert archive(later, tmp_path, spark=spark).records == 20
-    gone = FakeTopic([20, 9, 6, 9], log={0: (0, 20), 1: (0, 9), 2: (0, 6), 3: (4, 9)})
-    assert archive(gone, tmp_path, spark=spark).ranges == {3: (4, 9)}
     # the same if no record is archived at all
     assert archive(FakeTopic([4], name="new", chosen={0: (4, 4)}), tmp_path).commits == [1]
     assert archive(FakeTopic([6], name="new", chosen={0: (6, 6)}), tmp_path, dry_run=True).ranges == {0: (4, 6)}
     with pytest.raises(DataLoss, match="new:0 is archived from offset 4 on and begins at 5 now"):
         archive(FakeTopic([6], name="new", log={0: (5, 6)}), tmp_path)
+
+
+@pytest.mark.parametrize("first", [4, 9])
+def test_a_new_partition_that_lost_its_first_records_is_data_loss_or_a_gap(
+    first: int, spark: SparkSession, tmp_path: Path
+) -> None:
+    archive(FakeTopic([0]), tmp_path)
+    topic = FakeTopic([5, 9], log={0: (0, 5), 1: (first, 9)}, chosen={0: (0, 5), 1: (first, 9)})
+    with pytest.raises(DataLoss, match=f"orders:1 is archived from offset 0 on and begins at {first} now"):
+        archive(topic, tmp_path, spark=spark)
+    assert Archive(tmp_path).reach() == {0: (0, 0)}
+    report = archive(topic, tmp_path, allow_gaps=True, spark=spark)
+    assert (report.records, report.gaps) == (14 - first, {1: (0, first)})
+    assert Archive(tmp_path).reach() == {0: (0, 5), 1: (0, 9)}
+    assert Archive(tmp_path).frame(spark).count() == 14 - first
+    assert archive(topic, tmp_path).commits == []
 
 
 def test_a_run_that_another_run_overtook_does_not_mistake_the_topic_for_a_recreated_one(

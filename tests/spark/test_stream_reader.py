@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,7 +30,8 @@ class Streams:
         self.queries: list[Query] = []
 
     def query(self, **options: Any) -> Query:
-        self.queries.append(Query(**{"brokers": self.cluster.bootstrap, "starting_offsets": "earliest", **options}))
+        given = {"brokers": self.cluster.bootstrap, "starting_offsets": "earliest", **options}
+        self.queries.append(Query(**{name: value for name, value in given.items() if value is not None}))
         return self.queries[-1]
 
     def fill(self, topic: str, counts: dict[int, int]) -> None:
@@ -94,43 +96,58 @@ def test_a_batch_that_is_repeated_by_another_driver_is_the_same_whatever_came_me
     assert query.batch() == []
 
 
-@pytest.mark.parametrize("start", ["latest", "latest while records arrive", "committed"])
+@pytest.mark.parametrize("start", ["latest", "committed", "offsets", "a time"])
 def test_a_first_batch_that_is_repeated_by_another_driver_is_the_same(start: str, streams: Streams, group: str) -> None:
-    """Spark keeps the ends of the batch only, and asks the new reader for the start again."""
-    topic = streams.topic()
+    """Spark keeps the ends of the batch only, and asks the new reader for the start again.
+
+    The options need not have a start for partitions and records that came meanwhile.
+    """
+    topic = streams.topic(partitions=1)
     streams.fill(topic, {0: 20})
     commit(streams.cluster, group, topic, {0: 15})
-    query = streams.query(topics=topic, group=group, starting_offsets=start.split()[0])
-    query.at = json.dumps(query.reader.initialOffset())
-    if start == "latest while records arrive":
-        streams.fill(topic, {0: 5})
+    options = {
+        "latest": {"starting_offsets": "latest"},
+        "committed": {"starting_offsets": "committed", "group": group},
+        "offsets": {"starting_offsets": json.dumps({topic: {"0": 5}})},
+        "a time": {"starting_offsets": None, "starting_timestamps": int(time.time() * 1000) - 600_000},
+    }[start]
+    query = streams.query(topics=topic, **options)
     first = query.plan()
     read = query.read(*first)
     streams.fill(topic, {0: 10})
+    streams.cluster.add_partitions(topic, 2)
     commit(streams.cluster, group, topic, {0: 30})
     query.restart()
     again = json.dumps(query.reader.initialOffset())
-    wanted = {"latest": range(0), "latest while records arrive": range(20, 25), "committed": range(15, 20)}[start]
+    wanted = {"latest": range(0), "committed": range(15, 20), "offsets": range(5, 20), "a time": range(20)}[start]
     assert read == query.read(again, first[1]) == records(topic, {0: wanted})
     query.at = first[1]
-    assert query.batch() == records(topic, {0: range(25 if "while" in start else 20, 35 if "while" in start else 30)})
+    assert query.batch() == records(topic, {0: range(20, 30)})
 
 
-def test_a_first_batch_whose_start_the_checkpoint_lacks_is_data_loss_or_skipped(streams: Streams) -> None:
-    """Spark's own connector, and earlier versions, do not keep it there."""
+@pytest.mark.parametrize(
+    ("start", "deleted", "later", "left"),
+    [("latest", 0, 0, 0), ("latest", 0, 10, 0), ("earliest", 8, 0, 12), ("earliest", 0, 0, 20)],
+)
+def test_a_first_batch_whose_start_the_checkpoint_lacks_is_data_loss_or_starts_anew(
+    start: str, deleted: int, later: int, left: int, streams: Streams
+) -> None:
+    """Spark's own connector keeps it elsewhere. The options may give another start than the planned one."""
     topic = streams.topic()
     streams.fill(topic, {0: 20})
-    query = streams.query(topics=topic, starting_offsets="latest")
-    _, planned = query.plan()
-    checkpoint = json.loads(planned)
-    del checkpoint["@begin"]
-    streams.fill(topic, {0: 10})
-    query.restart()
-    start = json.dumps(query.reader.initialOffset())
-    with pytest.raises(DataLoss, match=f"ends before the present start of {topic}:0"):
-        query.read(start, json.dumps(checkpoint))
+    if deleted:
+        delete_records(streams.cluster.bootstrap, topic, deleted)
+    if later:
+        streams.fill(topic, {0: later})
+    query = streams.query(topics=topic, starting_offsets=start)
+    first, planned = json.dumps(query.reader.initialOffset()), json.dumps({topic: {"0": 20}})
+    with pytest.raises(DataLoss, match="the checkpoint lacks the start of its first batch"):
+        query.read(first, planned)
     query.restart(fail_on_data_loss="false")
-    assert query.read(start, json.dumps(checkpoint)) == []
+    assert query.read(first, planned) == records(topic, {0: range(20 - left, 20)})
+    query.at = planned
+    query.restart(fail_on_data_loss="true")
+    assert query.batch() == records(topic, {0: range(20, 20 + later)})
 
 
 def test_a_first_batch_whose_records_retention_deleted_is_data_loss(streams: Streams) -> None:
@@ -180,6 +197,34 @@ def test_partitions_that_appear_are_read_from_their_first_record_after_a_restart
     query.restart()  # the batch was written to the checkpoint, and not read
     wanted = records(topic, {0: range(2, 3), 9: range(2), 10: range(3)})
     assert query.read(*planned[-1]) == wanted
+
+
+@pytest.mark.parametrize("deleted", [3, 5])
+def test_a_new_partition_that_lost_its_first_records_is_data_loss_or_starts_after_them(
+    deleted: int, streams: Streams, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = streams.topic(partitions=1)
+    streams.fill(topic, {0: 2})
+    strict, lenient = streams.query(topics=topic), streams.query(topics=topic, fail_on_data_loss="false")
+    assert strict.batch() == lenient.batch() == records(topic, {0: range(2)})
+    streams.cluster.add_partitions(topic, 2)
+    streams.fill(topic, {1: 5})
+    delete_records(streams.cluster.bootstrap, topic, deleted, partition=1)
+    strict.restart()
+    lenient.restart()
+    what = f"{topic}:1 is new to this query and begins at offset {deleted}: {deleted} offsets were deleted"
+    with pytest.raises(DataLoss, match=what):
+        strict.plan()
+    # a batch that Spark's own connector planned: its checkpoint has no start of new partitions
+    planned = str(strict.at), json.dumps({topic: {"0": 2, "1": 5}})
+    with pytest.raises(DataLoss, match=what):
+        strict.read(*planned)
+    rest = records(topic, {1: range(deleted, 5)})
+    assert lenient.read(*planned) == lenient.batch() == rest
+    assert what in caplog.text
+    strict.at = lenient.at
+    streams.fill(topic, {1: 1})
+    assert strict.batch() == records(topic, {1: range(5, 6)})
 
 
 def test_finished_batches_are_committed_to_the_group(streams: Streams, group: str) -> None:
@@ -289,6 +334,37 @@ def test_a_deleted_or_recreated_topic_is_data_loss_or_read_from_its_first_record
     assert sorted(read) == sorted(records(topic, {0: range(left)}) + records(other, {0: range(100)}))
     told = [text for text in caplog.messages if "reading the others" in text]
     assert len(told) <= len(lenient.readers)
+
+
+@pytest.mark.parametrize("first_batch", [True, False])
+@pytest.mark.parametrize("by", ["topics", "topics_pattern"])
+def test_a_planned_batch_whose_topic_is_deleted_is_data_loss_or_reads_the_others(
+    by: str, first_batch: bool, streams: Streams
+) -> None:
+    kept, deleted = streams.topic(), streams.topic()
+    names = {"topics": f"{kept},{deleted}", "topics_pattern": f"({kept}|{deleted})"}[by]
+    strict = streams.query(**{by: names})
+    lenient = streams.query(**{by: names}, fail_on_data_loss="false")
+    if not first_batch:
+        for topic in (kept, deleted):
+            streams.fill(topic, {0: 3})
+        assert len(strict.batch()) == len(lenient.batch()) == 6
+    at = 0 if first_batch else 3
+    for topic in (kept, deleted):
+        streams.fill(topic, {0: 2})
+    if not first_batch:
+        wait_for_records(strict)
+        wait_for_records(lenient)
+    planned = strict.plan(), lenient.plan()
+    streams.cluster.delete_topic(deleted)
+    strict.restart()
+    lenient.restart()
+    with pytest.raises(DataLoss, match=f"'{deleted}' was deleted"):
+        strict.read(*planned[0])
+    assert lenient.read(*planned[1]) == records(kept, {0: range(at, at + 2)})
+    lenient.at = planned[1][1]
+    streams.fill(kept, {0: 1})
+    assert lenient.batch() == records(kept, {0: range(at + 2, at + 3)})
 
 
 def test_a_planned_batch_does_not_read_the_records_of_a_recreated_topic(streams: Streams) -> None:

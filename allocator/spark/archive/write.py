@@ -25,7 +25,7 @@ from allocator.spark.archive.read import Archive, Reach, reach_of
 from allocator.spark.archive.schema import Transform, columns_of, transformed
 from allocator.spark.archive.store import ParquetStore, open_store
 from allocator.spark.errors import DataLoss
-from allocator.spark.ranges import limit_ends
+from allocator.spark.ranges import NEW_PARTITION_START, limit_ends
 from allocator.spark.sessions import session
 from allocator.spark.topic import Extent, Topic
 from allocator.types import TopicPartition
@@ -207,11 +207,11 @@ def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) 
     archived = reach_of(alive)
     start, gaps = {}, {}
     for partition, (first, end) in extent.log.items():
-        if partition not in archived:
-            # the options of this run do not count: "committed" would omit records
-            start[partition] = first if alive else extent.chosen[partition][0]
+        if not alive:
+            start[partition] = extent.chosen[partition][0]
             continue
-        low, at = archived[partition]
+        # in a new partition, the options of this run do not count: "committed" would omit records
+        low, at = archived.get(partition, (NEW_PARTITION_START, NEW_PARTITION_START))
         so_far = f"{topic}:{partition} is archived " + (
             f"up to offset {at - 1}" if at > low else f"from offset {at} on"
         )

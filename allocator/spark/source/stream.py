@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -17,7 +18,15 @@ from allocator.errors import TopicNotFound
 from allocator.spark.errors import CheckpointMismatch, DataLoss, in_one_line
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
-from allocator.spark.ranges import EARLIEST, LATEST, Range, StartOrEnd, StreamOffsets, limit_ends
+from allocator.spark.ranges import (
+    EARLIEST,
+    LATEST,
+    NEW_PARTITION_START,
+    Range,
+    StartOrEnd,
+    StreamOffsets,
+    limit_ends,
+)
 from allocator.spark.shipping import Shipped
 from allocator.spark.source.group import commit, refuse_members
 from allocator.spark.source.member import StreamMember
@@ -33,6 +42,10 @@ log = logging.getLogger(__name__)
 # Maximum age of metadata. Higher: new partitions are found later; lower: more requests, because Spark polls up to 100
 # times per second
 METADATA_S = 1.0
+
+# How long metadata may lack a planned partition before it counts as deleted. Higher: a query waits longer after a
+# deletion; lower: a broker that starts, or has old metadata, makes a partition look deleted
+DELETED_AFTER_S = 10.0
 
 Offsets = dict[TopicPartition, int]
 
@@ -71,7 +84,9 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
     # -- called by Spark on the driver ---------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        first: dict[str, Any] = self._run(self._initial()).to_json()
+        # Spark calls this for each attempt at the first batch, so it must not depend on what the topics have now: the
+        # first plan resolves the start, and the checkpoint keeps it. A membership gives each partition its start
+        first: dict[str, Any] = StreamOffsets({}, {}, resolved=self._member is not None).to_json()
         return first
 
     def getDefaultReadLimit(self) -> Any:
@@ -140,10 +155,9 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._group_checked = True
         return client
 
-    async def _initial(self) -> StreamOffsets:
-        if self._member is not None:
-            return StreamOffsets({}, {})  # the membership gives each partition its start
-        client, options = await self._client(), self.options
+    async def _initial(self, client: KafkaClient) -> StreamOffsets:
+        """Returns the start of the first batch, from the options."""
+        options = self.options
         known = await bounds(client, options, await find_partitions(client, options))
         offsets = await resolve(client, options, options.start or StartOrEnd(LATEST), known, "starting_offsets")
         # the committed offset of a group that reads uncommitted records may be inside an open transaction
@@ -175,12 +189,14 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return await self._after(client, before, most)
 
     async def _after(self, client: KafkaClient, before: StreamOffsets, most: int | None) -> StreamOffsets:
+        if not before.resolved:
+            before = await self._initial(client)
         tps = await self._partitions(client, before.next)
         upto = await self._ends(client, before, tps)
         ids = {**before.ids, **topic_ids(client, {tp.topic for tp in tps})}
         again = self._created_again(before, ids)
         known = {tp: at for tp, at in before.next.items() if tp.topic not in again}
-        first = await self._first(client, [tp for tp in tps if tp not in known])
+        first = await self._start_of_new(client, [tp for tp in tps if tp not in known])
         return await self._batch(client, before, {**known, **first}, upto, ids, most)
 
     async def _next_as_member(
@@ -200,7 +216,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         known = await bounds(client, options, new)
         first = await resolve(client, options, options.start or StartOrEnd(EARLIEST), known, "starting_offsets")
         start = {tp: first[tp] if at is None else at for tp, at in owned.items()}
-        return await self._batch(client, before, {**start, **await self._first(client, former)}, upto, ids, most)
+        return await self._batch(client, before, {**start, **await self._start_of_new(client, former)}, upto, ids, most)
 
     async def _batch(
         self,
@@ -226,11 +242,24 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         end = {**start, **upto}
         if end == before.next and not moved and not before.recreated(ids):
             return before
-        # Spark stores no start of a batch. For the first one it calls `initialOffset` again after a crash
+        # Spark stores no start of a batch
         return StreamOffsets(end, start if before.is_start else moved, ids)
 
-    async def _first(self, client: KafkaClient, tps: Collection[TopicPartition]) -> Offsets:
-        return {tp: first for tp, (first, _) in (await bounds(client, self.options, tps)).items()}
+    async def _start_of_new(self, client: KafkaClient, tps: Collection[TopicPartition]) -> Offsets:
+        """Returns the start of partitions that the checkpoint does not have. Raises DataLoss if their first records
+        were deleted."""
+        first = {tp: first for tp, (first, _) in (await bounds(client, self.options, tps)).items()}
+        late = sorted(tp for tp, at in first.items() if at > NEW_PARTITION_START)
+        if late:
+            tp = late[0]
+            what = (
+                f"{tp.topic}:{tp.partition} is new to this query and begins at offset {first[tp]}: {first[tp]} offsets "
+                f"were deleted before the query read them ({len(late)} such partitions in all)"
+            )
+            if self.options.fail_on_data_loss:
+                raise DataLoss(f"{what}; set fail_on_data_loss to false to start at the first record that exists")
+            log.warning("%s; starting at the first record that exists", what)
+        return first
 
     async def _partitions(self, client: KafkaClient, start: Mapping[TopicPartition, int]) -> list[TopicPartition]:
         """Returns the partitions to read now. Raises CheckpointMismatch, and DataLoss for a deleted partition."""
@@ -323,12 +352,16 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         perhaps_new = [tp for tp in short if before.ids.get(tp.topic) is None or ids.get(tp.topic) is None]
         if perhaps_new:
             log.warning("%s may have been created again; reading from the first record", partition_names(perhaps_new))
-        return {**{tp: upto[tp] for tp in short}, **await self._first(client, perhaps_new)}
+        return {**{tp: upto[tp] for tp in short}, **await self._start_of_new(client, perhaps_new)}
 
     async def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[Range]:
+        client = await self._client()
         begin = {**start.next, **end.begin}
+        if self._member is None and end.next and not start.resolved and not end.begin:
+            begin.update((await self._start_anew(client)).next)
+        planned = await self._existing(client, {tp: at for tp, at in end.next.items() if begin.get(tp) != at})
         if self._member is not None:
-            planned = {tp: last for tp, last in end.next.items() if tp in begin and last > begin[tp]}
+            planned = {tp: last for tp, last in planned.items() if tp in begin and last > begin[tp]}
             owned = self._member.claim(planned)
             left_out = planned.keys() - owned.keys()
             if left_out:
@@ -336,11 +369,11 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             done = {tp: max(begin[tp], owned[tp] or 0) for tp in planned if tp in owned}
             return [_range(tp, at, end) for tp, at in done.items() if end.next[tp] > at]
         # a checkpoint of Spark's own connector has no start of new partitions
-        missing = [tp for tp in end.next if tp not in begin]
+        missing = [tp for tp in planned if tp not in begin]
         if missing:
-            begin.update(await self._first(await self._client(), missing))
+            begin.update(await self._start_of_new(client, missing))
             log.info("%s start at their first record", partition_names(missing))
-        backwards = [tp for tp, last in end.next.items() if last < begin[tp]]
+        backwards = [tp for tp, last in planned.items() if last < begin[tp]]
         if backwards:
             names = partition_names(backwards)
             what = f"the checkpoint lacks the start of a batch that ends before the present start of {names}"
@@ -350,7 +383,39 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
                     "checkpointLocation, or set fail_on_data_loss to false to go on after it"
                 )
             log.warning("%s; going on after it", what)
-        return [_range(tp, begin[tp], end) for tp, last in end.next.items() if last > begin[tp]]
+        return [_range(tp, begin[tp], end) for tp, last in planned.items() if last > begin[tp]]
+
+    async def _start_anew(self, client: KafkaClient) -> StreamOffsets:
+        """Returns the start of the options for a first batch that Spark's own connector planned. Raises DataLoss,
+        because it may differ from the planned start."""
+        what = "the checkpoint lacks the start of its first batch, which is unfinished"
+        if self.options.fail_on_data_loss:
+            raise DataLoss(
+                f"{what}: Spark's own connector planned it, and keeps the start in another file of the checkpoint, "
+                "sources/0/0; start with another checkpointLocation and starting_offsets from that file, or set "
+                "fail_on_data_loss to false to start at the present starting_offsets"
+            )
+        log.warning("%s; reading from the present starting_offsets", what)
+        return await self._initial(client)
+
+    async def _existing(self, client: KafkaClient, planned: Offsets) -> Offsets:
+        """Returns the part of `planned` whose partitions exist. Raises DataLoss for a deleted partition."""
+        if not planned:
+            return planned
+        topics = {tp.topic for tp in planned}
+        deadline = time.monotonic() + DELETED_AFTER_S
+        await client.refresh(topics, max_age_s=METADATA_S)
+        while deleted := {tp for tp in planned if tp.partition not in (client.partitions(tp.topic) or ())}:
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(client.retry_backoff_s)
+            await client.refresh(topics)
+        if not deleted:
+            return planned
+        if self.options.fail_on_data_loss:
+            raise self._deleted(sorted({tp.topic for tp in deleted}))
+        log.warning("%s: deleted after the batch was planned; reading the others", partition_names(deleted))
+        return {tp: at for tp, at in planned.items() if tp not in deleted}
 
     async def _commit(self, done: StreamOffsets) -> None:
         changed = {tp: at for tp, at in done.next.items() if self._committed.get(tp) != at}

@@ -167,7 +167,7 @@ class CommandsFromOutside:
     ) -> CommandReport:
         """Makes the owners seek to `to`: "earliest", "latest", an offset, or "timestamp:MILLISECONDS".
 
-        The result names the former position of each partition.
+        The result names, for each partition, the first record that was not done.
         """
         return await self.give("seek", {"partitions": to_ranges(partitions), "to": to}, why=why, expires_s=expires_s)
 

@@ -54,7 +54,17 @@ if TYPE_CHECKING:
         read_offsets,
     )
     from allocator.operate.shell_command import ShellCommand
-    from allocator.operate.steering import LIMITS, Act, Steered, changes_of, give, planned, steered
+    from allocator.operate.steering import (
+        LIMITS,
+        Act,
+        Preview,
+        Steered,
+        changes_of,
+        give,
+        planned,
+        previewed,
+        steered,
+    )
     from allocator.operate.switching import ChoiceWatcher
     from allocator.operate.what_if import GroupPlan
 
@@ -78,7 +88,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "command_report": "COMMAND_STATES CommandReport command_reports",
             "reset_plan": "SEEK_TARGETS TARGETS ResetPlan parse_partitions parse_target parse_topics read_offsets",
             "shell_command": "ShellCommand",
-            "steering": "LIMITS Act Steered changes_of give planned steered",
+            "steering": "LIMITS Act Preview Steered changes_of give planned previewed steered",
             "switching": "ChoiceWatcher",
             "what_if": "GroupPlan",
         },

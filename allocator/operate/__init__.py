@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from allocator.operate.group_reader import (
         GroupReader,
         describe,
+        hidden_by,
         list_groups,
         measure,
         read_group,
@@ -79,7 +80,8 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "deletion": "GroupRemains delete",
             "group_commands": "WITHDRAWN_BY_PARTITION CommandsFromOutside CommandsOfGroup no_group",
             "group_reader": (
-                "GroupReader describe list_groups measure read_group read_groups read_logs subscribed unseen_members"
+                "GroupReader describe hidden_by list_groups measure read_group read_groups read_logs subscribed "
+                "unseen_members"
             ),
             "group_report": "Coordinated GroupReport GroupState Lag Logs name_of",
             "kafka_describe": "kafka_group",

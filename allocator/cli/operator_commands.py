@@ -13,7 +13,7 @@ import click
 from allocator.cli.group import group
 from allocator.cli.options import GROUP, Callback, decorated, repeated, with_clusters
 from allocator.cli.output import console, print_json
-from allocator.cli.report import commands_table
+from allocator.cli.report import commands_table, preview_table
 from allocator.commands import KINDS
 from allocator.core.aio import milliseconds, wall_ms
 from allocator.core.text import plain
@@ -24,7 +24,7 @@ from allocator.types import TopicPartition
 if TYPE_CHECKING:
     from allocator.cli.access import Access
     from allocator.commands import Command
-    from allocator.operate import Act, CommandReport
+    from allocator.operate import Act, CommandReport, Preview
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -66,6 +66,7 @@ REASON_OPTIONS = (
     click.option("--expires", metavar="TIME", help="Expiry: 30m, 2h, 1d, or a time with zone (default: never)."),
 )
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Show what would move. Write no command.")
+RECORDS_DRY_RUN = click.option("--dry-run", is_flag=True, help="Show the partitions and offsets. Write no command.")
 CREATE = click.option("--create", is_flag=True, help="Create the topic GROUP.orders, for a group in Kafka.")
 
 # kind of command -> its arguments, under the names of the method of `GroupCommands`
@@ -126,10 +127,15 @@ def _adding(kind: str) -> Callback:
         **given: Any,
     ) -> None:
         from allocator.cli.planning import show_plan
-        from allocator.operate import CommandReport, give, planned
+        from allocator.operate import CommandReport, give, planned, previewed
 
         details = {"why": why, "expires_s": None if expires is None else parse_expiry(expires, wall_ms())}
         act = methodcaller(kind, **given, **details) if end is None else methodcaller(end, **given)
+        if dry_run and KINDS[kind].acts == "owner":
+            if end is not None:
+                raise click.UsageError("--dry-run previews a command, not its withdrawal")
+            _show_preview(name, asyncio.run(previewed(access, name, act)), as_json)
+            return
         if dry_run:
             show_plan(asyncio.run(planned(access, name, [], [act])), as_json)
             return
@@ -149,8 +155,8 @@ def _withdrawing(method: str) -> Callback:
 
 
 for _kind, _arguments in ARGUMENTS.items():
-    _option = DRY_RUN if KINDS[_kind].acts == "leader" else CREATE
-    _register(_kind, _adding(_kind), KINDS[_kind].summary, *_arguments, *REASON_OPTIONS, _option)
+    _options = (DRY_RUN,) if KINDS[_kind].acts == "leader" else (RECORDS_DRY_RUN, CREATE)
+    _register(_kind, _adding(_kind), KINDS[_kind].summary, *_arguments, *REASON_OPTIONS, *_options)
 for _method, (_arguments, _help) in WITHDRAWALS.items():
     _register(_method, _withdrawing(_method), _help, *_arguments)
 
@@ -170,6 +176,21 @@ def _show_given(name: str, report: CommandReport, as_json: bool) -> None:
     click.echo(plain(f"{name}: {report.command} ({report.command.id}): {report.state}"))
     if report.why:
         click.echo(plain(report.why), err=True)
+
+
+def _show_preview(name: str, preview: Preview, as_json: bool) -> None:
+    given = preview.given
+    if as_json:
+        seen = {"partitions": preview.rows(), "creates": preview.creates}
+        print_json({"group": name, "executed": False, "command": given.to_json(), **seen})
+        return
+    out = console()
+    out.print(preview_table(preview))
+    if preview.creates is not None:
+        out.print(plain(f"the command needs the topic {preview.creates}: give --create"), markup=False)
+    out.print(plain(f"{name}: {given.command}: nothing was written; omit --dry-run to give it"), markup=False)
+    if given.why:
+        click.echo(plain(given.why), err=True)
 
 
 def _show_withdrawn(name: str, commands: Collection[Command], as_json: bool) -> None:

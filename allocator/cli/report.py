@@ -9,7 +9,7 @@ from allocator.cli.output import Listing
 from allocator.core.aio import time_text
 
 if TYPE_CHECKING:  # a help text does not need these imports
-    from allocator.operate import CommandReport, GroupReport, ResetPlan, WaitingRecords
+    from allocator.operate import CommandReport, GroupReport, Preview, ResetPlan, WaitingRecords
 
 
 def groups_table(reports: Collection[GroupReport]) -> Listing:
@@ -37,6 +37,19 @@ def offsets_table(report: GroupReport) -> Listing:
     for partition in report.partitions:
         entry = report.partition_to_json(partition)
         table.add(*partition, *(entry[name] for name in ("owner_name", "committed", "log_end", "lag")))
+    return table
+
+
+def preview_table(preview: Preview) -> Listing:
+    """Returns the partitions of a command about records; for a seek, with the records that it repeats or skips."""
+    is_seek = preview.given.command.kind == "seek"
+    seek = ("new", "change") if is_seek else ()
+    table = Listing("topic", "partition", "owner", "committed", "log end", "lag", *seek, right={1, 3, 4, 5, 6, 7})
+    for row in preview.rows():
+        committed, to = row["committed"], row["to"]
+        change = None if committed is None or to is None else f"{to - committed:+d}"
+        cells = (row[name] for name in ("topic", "partition", "owner_name", "committed", "log_end", "lag"))
+        table.add(*cells, *((to, change) if is_seek else ()))
     return table
 
 

@@ -33,6 +33,8 @@ class OperatorCommands:
         self._store: CommandKeeper | None = None
         self._begun: set[tuple[str, TopicPartition]] = set()
         """The seeks of known commands that are under way, or whose result is written and perhaps not read yet."""
+        self._former: dict[tuple[str, TopicPartition], int] = {}
+        """The first record that was not done when this member first carried out the seek, for its result."""
         self._newest_seek: dict[TopicPartition, str] = {}
         """Partition -> id of the last seek of it that has not expired, also if that is done."""
         self._seeking: defaultdict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -54,6 +56,7 @@ class OperatorCommands:
         self._commands, self._store = commands, store
         known = {command.id for command in commands.entries}
         self._begun = {each for each in self._begun if each[0] in known}
+        self._former = {each: offset for each, offset in self._former.items() if each[0] in known}
         self.apply()
 
     def apply(self) -> None:
@@ -155,16 +158,23 @@ class OperatorCommands:
         """Seeks. Returns the offset and the text of the result; None if the partition drains or has left, or if the
         command was replaced."""
         consumer = self._consumer
-        before = consumer.state.position(partition)
         offset, clipped = await self._offset(partition, command.arguments["to"])
-        if not self._is_newest(command, partition) or not consumer.sought(partition, offset):
+        tenure = consumer.state.assignment.get(partition)
+        if not self._is_newest(command, partition) or tenure is None:
             return None
+        # the position is beyond the records that wait for the handler, which the seek drops; a repetition keeps the
+        # offset of the first attempt, whose commit may have succeeded
+        before = tenure.done()[0] if tenure.can_commit else None
+        if not consumer.sought(partition, offset):
+            return None
+        if before is not None:
+            before = self._former.setdefault((command.id, partition), before)
         # the user may have sought while the sink waited for the records in hand
         if consumer.sink is not None and not (
             await consumer.sink.rewind(partition, offset) and consumer.sought(partition, offset)
         ):
             return None
-        what = f"sought to {offset}{clipped}" + ("" if before is None else f" from {before.offset}")
+        what = f"sought to {offset}{clipped}" + ("" if before is None else f" from {before}")
         log.warning("%s: %s:%d: %s by the command of %s", consumer.group, *partition, what, command.who)
         return offset, what
 

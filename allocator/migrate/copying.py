@@ -149,17 +149,17 @@ class Copying(RebalanceListener):
                 "batches of format v2, which takes 0.11 or newer"
                 + (": there is no way back to it" if settings.back_of is not None else "")
             )
+        if clusters.back is not None and not await clusters.back.exists():
+            raise ConfigError(
+                f"the cluster {settings.old} has no {clusters.back.topic!r}, so no mirror of group "
+                f"{settings.back_of!r} goes there; correct back_of (--back-of)"
+            )
         if settings.pattern is not None:
             clusters.old.follow_all()
         else:
             await self._topics.keep(settings.topics)
         await clusters.map.open(settings.replication)
         if clusters.back is not None:
-            if not await clusters.back.exists():
-                raise ConfigError(
-                    f"the cluster {settings.old} has no {clusters.back.topic!r}, so no mirror of group "
-                    f"{settings.back_of!r} goes there; correct back_of (--back-of)"
-                )
             await clusters.back.open()
 
     async def goal(self) -> dict[TopicPartition, Optional[int]]:

@@ -135,6 +135,8 @@ class MirrorSettings:
         for topic, choice in self.recreated.items():
             if choice not in RECREATED:
                 faults.append(f"recreated[{topic!r}] is {choice!r}, not {' or '.join(map(repr, RECREATED))}")
+            elif self.topics and topic not in self.topics:
+                faults.append(f"recreated names {topic!r}, which is not among the topics to mirror")
         ranged = {name: getattr(self, name) for name in ("session_timeout_s", *RANGES)}
         faults += keyword_faults(ranged, **RANGES).values()
         if same_cluster(self.old, self.new):

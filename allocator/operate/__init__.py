@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from allocator.operate.group_reader import (
         GroupReader,
         describe,
+        hidden_by,
         list_groups,
         measure,
         read_group,
@@ -54,7 +55,17 @@ if TYPE_CHECKING:
         read_offsets,
     )
     from allocator.operate.shell_command import ShellCommand
-    from allocator.operate.steering import LIMITS, Act, Steered, changes_of, give, planned, steered
+    from allocator.operate.steering import (
+        LIMITS,
+        Act,
+        Preview,
+        Steered,
+        changes_of,
+        give,
+        planned,
+        previewed,
+        steered,
+    )
     from allocator.operate.switching import ChoiceWatcher
     from allocator.operate.what_if import GroupPlan
 
@@ -69,7 +80,8 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "deletion": "GroupRemains delete",
             "group_commands": "WITHDRAWN_BY_PARTITION CommandsFromOutside CommandsOfGroup no_group",
             "group_reader": (
-                "GroupReader describe list_groups measure read_group read_groups read_logs subscribed unseen_members"
+                "GroupReader describe hidden_by list_groups measure read_group read_groups read_logs subscribed "
+                "unseen_members"
             ),
             "group_report": "Coordinated GroupReport GroupState Lag Logs name_of",
             "kafka_describe": "kafka_group",
@@ -78,7 +90,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "command_report": "COMMAND_STATES CommandReport command_reports",
             "reset_plan": "SEEK_TARGETS TARGETS ResetPlan parse_partitions parse_target parse_topics read_offsets",
             "shell_command": "ShellCommand",
-            "steering": "LIMITS Act Steered changes_of give planned steered",
+            "steering": "LIMITS Act Preview Steered changes_of give planned previewed steered",
             "switching": "ChoiceWatcher",
             "what_if": "GroupPlan",
         },

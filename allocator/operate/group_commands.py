@@ -6,7 +6,7 @@ import asyncio
 import getpass
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Optional, Union
 
@@ -37,6 +37,7 @@ NOT_OURS = (
     "assigns the partitions, so such commands have no effect"
 )
 
+Check = Callable[[Command], Awaitable[None]]
 WITHDRAWN_BY_PARTITION = tuple(kind.name for kind in KINDS.values() if "partitions" in kind.arguments and not kind.once)
 
 
@@ -45,12 +46,18 @@ def no_group(group: str, root: str) -> CommandRefused:
 
 
 class CommandsFromOutside:
-    """The operator commands of one group, which `GroupCommands` describes. Subclasses read the members of the group."""
+    """The operator commands of one group, which `GroupCommands` describes. Subclasses read the members of the group.
 
-    def __init__(self, commands: CommandKeeper, group: str, who: Optional[str] = None) -> None:
+    `check` is called with each command before it is written, and raises ConfigError to refuse it.
+    """
+
+    def __init__(
+        self, commands: CommandKeeper, group: str, who: Optional[str] = None, check: Optional[Check] = None
+    ) -> None:
         self._commands = commands
         self._group = group
         self._who = who
+        self._check = check
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -167,7 +174,7 @@ class CommandsFromOutside:
     ) -> CommandReport:
         """Makes the owners seek to `to`: "earliest", "latest", an offset, or "timestamp:MILLISECONDS".
 
-        The result names the former position of each partition.
+        The result names, for each partition, the first record that was not done.
         """
         return await self.give("seek", {"partitions": to_ranges(partitions), "to": to}, why=why, expires_s=expires_s)
 
@@ -263,6 +270,8 @@ class CommandsFromOutside:
         kind = KINDS.get(command.kind)
         if members and kind is not None and kind.acts == "owner" and unknown_to_all(command, members):
             raise CommandRefused(f"no member of the group {self._group!r} executes {command.kind!r} commands")
+        if self._check is not None:
+            await self._check(command)
 
         def put(commands: Commands) -> Commands:
             nonlocal command
@@ -314,9 +323,14 @@ class CommandsOfGroup(CommandsFromOutside):
     """The operator commands of a group in ZooKeeper. The caller opens and closes the session."""
 
     def __init__(
-        self, zk: ZooKeeperClient, paths: Paths, who: Optional[str] = None, commands: Optional[CommandKeeper] = None
+        self,
+        zk: ZooKeeperClient,
+        paths: Paths,
+        who: Optional[str] = None,
+        commands: Optional[CommandKeeper] = None,
+        check: Optional[Check] = None,
     ) -> None:
-        super().__init__(commands or CommandStore(zk, paths), paths.group, who)
+        super().__init__(commands or CommandStore(zk, paths), paths.group, who, check)
         self._zk = zk
         self._root = paths.root
 

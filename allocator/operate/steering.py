@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from operator import methodcaller
 from statistics import median
 from typing import Any, NamedTuple, Optional
@@ -15,12 +16,15 @@ from allocator.commands import Command, CommandKeeper, Commands
 from allocator.core.settings import Whole, check_keywords
 from allocator.errors import CommandRefused, ConfigError
 from allocator.operate.clusters import Clusters
+from allocator.operate.command_report import CommandReport
 from allocator.operate.group_commands import NOT_OURS, CommandsFromOutside, CommandsOfGroup, no_group
 from allocator.operate.group_reader import describe, measure, subscribed
-from allocator.operate.group_report import GroupState
+from allocator.operate.group_report import GroupReport, GroupState, Logs
 from allocator.operate.kafka_describe import kafka_group
 from allocator.operate.kafka_group_commands import CommandsOfKafkaGroup
 from allocator.operate.layouts import old_layouts
+from allocator.operate.offset_changes import read_partitions
+from allocator.operate.reset_plan import parse_target
 from allocator.operate.what_if import GroupPlan, Scenario, plan_of
 from allocator.protocols import CommandTopic, commands_topic
 from allocator.protocols.zookeeper import CommandStore, Paths, ZooKeeperClient
@@ -80,6 +84,7 @@ async def steered(
     """
     if by_leader and clusters.zookeeper is None:
         raise CommandRefused(NOT_FOUND)
+    check = partial(check_seek, clusters, name)
     async with AsyncExitStack() as stack:
         zk = None if clusters.zookeeper is None else await stack.enter_async_context(clusters.ensemble())
         state = None if zk is None else await describe(zk, name, clusters.root)
@@ -94,8 +99,8 @@ async def steered(
                     clusters.brokers, name, security=clusters.security, create=create, timeout_s=clusters.timeout_s
                 )
                 rehearsal = Rehearsal(kept)
-                commands = CommandsOfKafkaGroup(client, rehearsal if rehearse else kept, name, who)
-                yield Steered(commands, found, None, None if exists else topic, rehearsal)
+                in_topic = CommandsOfKafkaGroup(client, rehearsal if rehearse else kept, name, who, check)
+                yield Steered(in_topic, found, None, None if exists else topic, rehearsal)
                 return
         if zk is None:
             raise CommandRefused(NOT_FOUND)
@@ -105,13 +110,58 @@ async def steered(
                 raise CommandRefused(f"group {name!r} has members of an older client. {NOT_OURS}")
         paths = Paths(clusters.root, name)
         rehearsal = Rehearsal(CommandStore(zk, paths))
-        yield Steered(CommandsOfGroup(zk, paths, who, rehearsal if rehearse else None), state, zk, None, rehearsal)
+        commands = CommandsOfGroup(zk, paths, who, rehearsal if rehearse else None, check)
+        yield Steered(commands, state, zk, None, rehearsal)
+
+
+async def check_seek(clusters: Clusters, group: str, command: Command) -> None:
+    """Raises ConfigError for a seek to an offset that a log does not have. The owner would seek to the log's end."""
+    target = parse_target(command.arguments["to"]) if command.kind == "seek" else None
+    if not isinstance(target, int):
+        return
+    if clusters.brokers is None:
+        raise ConfigError(
+            f"offset {target} cannot be checked against the log, because no brokers were named: give --brokers or "
+            "--config"
+        )
+    await read_partitions(clusters, group, command.partitions, target)
 
 
 async def give(clusters: Clusters, name: str, act: Act, who: Optional[str] = None, **options: bool) -> Any:
     """Calls `act` with the commands of the group, and returns its result. `options` are those of `steered`."""
     async with steered(clusters, name, who, **options) as found:
         return await act(found.commands)
+
+
+class Preview(NamedTuple):
+    """A command about records that was not given, and the partitions that it names."""
+
+    given: CommandReport
+    report: GroupReport
+    """The group, with the offsets and the logs of these partitions if brokers were named."""
+    places: Mapping[TopicPartition, int]
+    """The offsets of a seek, if brokers were named."""
+    creates: Optional[str]
+    """The topic that the command would create."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns the offsets of each partition; "to" is that of a seek."""
+        partitions = sorted(self.given.command.partitions)
+        return [{**self.report.partition_to_json(each), "to": self.places.get(each)} for each in partitions]
+
+
+async def previewed(clusters: Clusters, name: str, act: Act) -> Preview:
+    """Returns what a command about records would do. Writes nothing."""
+    async with steered(clusters, name, rehearse=True) as found:
+        given: CommandReport = await act(found.commands)
+    logs = Logs()
+    places: Mapping[TopicPartition, int] = {}
+    if clusters.brokers is not None:
+        command = given.command
+        target = parse_target(command.arguments["to"]) if command.kind == "seek" else None
+        logs, places = await read_partitions(clusters, name, command.partitions, target)
+    report = GroupReport(found.state or GroupState(name, {}, {}, None), logs)
+    return Preview(given, report, places, found.creates)
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------

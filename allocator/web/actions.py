@@ -11,7 +11,7 @@ from typing import Any, Optional
 from msgspec.structs import replace
 
 from allocator.assignors import known_names
-from allocator.commands import KINDS
+from allocator.commands import LEADERS_KINDS
 from allocator.core.settings import check_group
 from allocator.core.text import shown
 from allocator.errors import AllocatorError, ConfigError
@@ -19,9 +19,7 @@ from allocator.operate import (
     LIMITS,
     Act,
     Clusters,
-    GroupReport,
     GroupState,
-    Logs,
     changes_of,
     copy_within,
     delete,
@@ -30,7 +28,7 @@ from allocator.operate import (
     parse_target,
     plan_reset,
     planned,
-    read_partitions,
+    previewed,
     steered,
 )
 from allocator.protocols.zookeeper import (
@@ -42,7 +40,6 @@ from allocator.protocols.zookeeper import (
     choose_cluster,
     read_choice,
 )
-from allocator.types import TopicPartition
 from allocator.web import responses
 from allocator.web.requests import (
     CommandRequest,
@@ -131,23 +128,24 @@ class GroupWork:
         the plan of its moves. "creates" is the topic that the command would create for a group of Kafka's own
         protocols; null if the topic exists.
         """
-        async with steered(self._clusters, group, rehearse=True) as found:
-            report = await _act(command)(found.commands)
-        given = {"group": group, "executed": False, "command": report.to_json()}
-        if KINDS[command.kind].acts == "leader":
-            plan = await planned(self._clusters, group, [], [_act(command)])
-            return {**given, "partitions": [], "plan": plan.to_json(), "creates": None}
-        chosen, logs = sorted(report.command.partitions), Logs()
-        places: Mapping[TopicPartition, int] = {}
-        if self._clusters.brokers is not None:
-            target = parse_target(command.arguments["to"]) if command.kind == "seek" else None
-            logs, places = await read_partitions(self._clusters, group, chosen, target)
-        columns = responses.OffsetsOfPartition.__struct_fields__
-        report_of = GroupReport(found.state or GroupState(group, {}, {}, None), logs).partition_to_json
-        rows = [
-            {key: report_of(partition)[key] for key in columns} | {"to": places.get(partition)} for partition in chosen
-        ]
-        return {**given, "partitions": rows, "plan": None, "creates": found.creates}
+        if command.kind in LEADERS_KINDS:
+            async with steered(self._clusters, group, rehearse=True) as found:
+                given = await _act(command)(found.commands)
+            plan = (await planned(self._clusters, group, [], [_act(command)])).to_json()
+            rows, creates = [], None
+        else:
+            seen = await previewed(self._clusters, group, _act(command))
+            columns = (*responses.OffsetsOfPartition.__struct_fields__, "to")
+            rows, creates = [{key: row[key] for key in columns} for row in seen.rows()], seen.creates
+            given, plan = seen.given, None
+        return {
+            "group": group,
+            "executed": False,
+            "command": given.to_json(),
+            "partitions": rows,
+            "plan": plan,
+            "creates": creates,
+        }
 
     async def withdraw(self, group: str, body: WithdrawRequest, user: str) -> dict[str, Any]:
         """Withdraws operator commands from some partitions. They stay in force for their other partitions."""

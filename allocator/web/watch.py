@@ -19,13 +19,14 @@ from allocator.operate import (
     GroupReport,
     GroupState,
     Logs,
+    hidden_by,
     list_groups,
     measure,
     read_logs,
     unseen_members,
 )
 from allocator.operate.doctor import Finding, Observation, Severity, diagnose, observe
-from allocator.protocols.zookeeper import NoZnode, Watched, ZooKeeperClient
+from allocator.protocols.zookeeper import NotAuthorized, NoZnode, Watched, ZooKeeperClient
 from allocator.types import TopicPartition
 from allocator.web.events import Event, EventLog
 from allocator.web.fences import Fences
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 NOT_LOOKED = ("members of other layouts and protocols have not been looked for yet",)
 RETRY_S = 1.0  # pause after an error of ZooKeeper or Kafka
+REFUSED_S = 10.0  # pause before a group is read again whose znodes this server may not read
 PAUSE_FACTOR = 4  # least pause after a poll, relative to the poll's duration. Higher: less load on Kafka
 DOCTOR_S = (
     30.0  # between two polls of the doctor. Higher: later findings; lower: more requests, O(members) for each poll
@@ -101,6 +103,8 @@ class WatchedGroup:
         """The latest findings of the doctor."""
         self.noted: list[Finding] = []
         """Findings of the process that shows the group, such as its lost records."""
+        self.hidden: tuple[str, ...] = ()
+        """Why this server may not read its znodes."""
         self._besides: Optional[GroupState] = None
         """The last state without load reports."""
         self.version = {"state": 0, "loads": 0, "lag": 0, "history": 0, "findings": 0}
@@ -157,15 +161,25 @@ class WatchedGroup:
         if state.members:
             unseen: tuple[str, ...] = ()
         else:  # the last member may have left for another protocol
-            unseen = NOT_LOOKED if self.report.state.members else self.report.unseen
+            unseen = NOT_LOOKED if self.report.state.members or self.hidden else self.report.unseen
+        self.hidden = ()
         self.report = replace(self.report, state=state, unseen=unseen)
         self.fences.learn(state.claims)
         self.version["loads" if before == self._besides else "state"] += 1
         if self.history.observe(state, now, news):
             self.version["history"] += 1
 
+    def hide(self, why: str) -> None:
+        """Drops the state, because this server may not read the group's znodes."""
+        if self.hidden != (why,):
+            self.exists, self.hidden, self.findings = True, (why,), []
+            self.report = replace(self.report, state=GroupState(self.name, {}, {}, None), unseen=self.hidden)
+            self._besides = None
+            self.version["state"] += 1
+
     def look(self, unseen: tuple[str, ...]) -> None:
         """Sets why a group without members may have some. Called after each look at the other layouts and protocols."""
+        unseen = (*self.hidden, *unseen)
         if unseen != self.report.unseen and not self.report.state.members:
             self.report = replace(self.report, unseen=unseen)
             self.version["state"] += 1
@@ -240,6 +254,11 @@ class GroupWatch:
                 # the group was deleted, and this task is cancelled soon; or a member may create it in a leftover znode
                 if await store.zk.exists(store.paths.members, self._poke) is None:
                     await self._changed.wait()
+                continue
+            except NotAuthorized as error:  # a group with other credentials hides no other group
+                self._group.hide(hidden_by(error))
+                self._on_change()
+                await asyncio.sleep(REFUSED_S)  # ZooKeeper does not notify of a changed ACL
                 continue
             # changes before the first read are unknown
             news = News(None if first else changed_at, frozenset(crashed))
@@ -550,7 +569,7 @@ class Watcher:
         while True:
             began = time.monotonic()
             for group in list(self.groups.values()):
-                if not group.seen or not self._is_due(group):
+                if not group.seen or group.hidden or not self._is_due(group):
                     continue
                 if self.zk is None and self.source == "zookeeper":
                     continue

@@ -70,6 +70,13 @@ async def test_members_over_kafka_obey_commands_and_their_undoing(
             await produce(0, 0)
             await until((0, 5))
             handled.clear()
+            # an offset that the log does not have is a mistake, and would be replaced by the end
+            outside = await command("seek", group, f"{topic}:0", "--to", "99999", code=2)
+            assert f"offset 99999 is outside the log: {topic}:0 has 0 to 6" in outside
+            preview = ("seek", group, f"{topic}:0", "--to", "3", "--dry-run")
+            (seen,) = json.loads(await command(*preview, "--json"))["partitions"]
+            assert (seen["log_end"], seen["to"]) == (6, 3)
+            assert "seek" not in {each["kind"] for each in await listed()}
             await command("seek", group, f"{topic}:0", "--to", "3")
             await until((0, 3), (0, 5))
             assert (0, 1) not in handled

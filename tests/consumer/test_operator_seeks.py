@@ -8,6 +8,7 @@ from collections.abc import Collection
 from allocator.commands.command import Command, CommandResult, Commands
 from allocator.commands.operator_commands import OperatorCommands
 from allocator.core.consumer.group_member import GroupMember
+from allocator.core.subscription.progress import ReaderHolds
 from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
@@ -79,4 +80,25 @@ async def test_a_seek_that_another_owner_has_carried_out_meanwhile_is_not_repeat
     await wait_until_async(lambda: "command" not in {each.get_name() for each in asyncio.all_tasks()}, 30, "the end")
     assert core.positions == {partition: 6}
     assert store.results == []
+    await core.tasks.close()
+
+
+async def test_the_result_of_a_seek_names_the_first_record_that_is_not_done() -> None:
+    """Who undoes the seek gets the records again that the handler had not finished, or that waited for it."""
+    core, store, partition = await owner()
+    core.cluster.committed[partition] = 2
+    await core.lose()
+    await core.assign([partition])
+    core.state.assignment[partition].deliver(8, 0, ReaderHolds(lambda: None))
+    commands = OperatorCommands(core)  # type: ignore[arg-type]
+    core.commit_error = CommitFailed("suspended")
+    commands.take(Commands().put(SEEK, 0), store)  # type: ignore[arg-type]
+    await wait_until_async(lambda: core.positions == {partition: 3}, 30, "the seek")
+    # a new tenure begins at the offset of the seek, if its commit has succeeded without a response
+    await core.lose()
+    core.cluster.committed[partition], core.commit_error = 3, None
+    await core.assign([partition])
+    commands.apply()
+    await wait_until_async(lambda: store.results, 30, "the result")
+    assert [each.what for each in store.results] == ["sought to 3 from 2"]
     await core.tasks.close()

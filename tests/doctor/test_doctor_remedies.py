@@ -350,8 +350,12 @@ async def stuck(it: Ward) -> None:
 
 @case("silent-member")
 async def silent(it: Ward) -> None:
-    """Its event loop stands still, so it does not renew its lease; a thread of kazoo keeps its session."""
-    process = await it.member("time.sleep(600)")
+    """Its event loop stands still, so it does not renew its lease; a thread of kazoo keeps its session.
+
+    As in the daemon, SIGTERM is the loop's, which does not handle it.
+    """
+    terminates = "asyncio.get_running_loop().add_signal_handler(15, print)"
+    process = await it.member(f"{terminates}; time.sleep(600)")
     async with it.patient.consumer(session_timeout_s=4.0, assignor=all_to_the_last) as other:
         await it.heals("silent-member", "--patience", "2", "--session-timeout", "4")
         await asyncio.to_thread(process.wait, 30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -12,9 +13,12 @@ from kazoo.security import CREATOR_ALL_ACL
 
 from allocator import Allocation, GroupCommands
 from allocator.errors import ZooKeeperUnavailable
+from allocator.operate import Clusters, read_groups
+from allocator.operate.doctor import observe
 from allocator.protocols.zookeeper.client.client import NotAuthorized
 from allocator.resources.allocation import ROOT
 from allocator.testing import wait_until_async
+from allocator.web.watch import Watcher
 from tests.groups.zookeeper_sessions import session
 
 NAMES = [f"n{number:02}" for number in range(12)]
@@ -122,6 +126,27 @@ async def test_groups_with_different_credentials_share_a_root(zk_chroot: str, gr
             for path in ("", "/members", "/assignment"):
                 with pytest.raises(NotAuthorized):
                     await zk.get(f"{ROOT}/{group}-billing{path}")
+
+
+async def test_a_group_with_other_credentials_hides_no_other_group(zk_chroot: str, group: str) -> None:
+    """The list, the doctor and the status page, whose user may read one of two groups."""
+    hidden, clusters = f"{group}-billing", Clusters(zk_chroot, ROOT)
+    async with session(zk_chroot) as operator, contextlib.AsyncExitStack() as stack:
+        await operator.ensure_path(ROOT)
+        await stack.enter_async_context(members(zk_chroot, hidden, "a", **credentials("billing")))
+        await stack.enter_async_context(members(zk_chroot, group, "a"))
+        found = {each.state.group: each for each in await read_groups(clusters)}
+        assert (len(found[group].state.members), found[group].unseen) == (1, ())
+        assert "its ACL does not allow it" in found[hidden].unseen[0]
+        assert (await observe(None, client=None, zookeepers=[operator], root=ROOT)).failed_checks == ()
+
+        watcher = Watcher(clusters, examine=False)
+        watching = asyncio.ensure_future(watcher.run())
+        stack.callback(watching.cancel)
+        await watcher.until_ready(30)
+        await wait_until_async(lambda: watcher.groups[group].report.state.members, 30, "the members of the open group")
+        await wait_until_async(lambda: watcher.groups[hidden].hidden, 30, "the reason of the other one")
+        assert (watcher.ready, watcher.problems, watcher.groups[hidden].report.phase) == (True, {}, "unknown")
 
 
 @pytest.mark.parametrize("unreadable", ["orders", "members", "claims"])

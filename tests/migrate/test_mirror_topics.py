@@ -12,6 +12,7 @@ import pytest
 
 from allocator.core.client import ErrorCode, for_code
 from allocator.core.client.client import KafkaClient
+from allocator.errors import ConfigError
 from allocator.migrate import copying
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
@@ -51,6 +52,15 @@ def back(pair: Pair, **changed: Any) -> MirrorSettings:
     """A mirror of the same topic in the other direction."""
     options = {"topics": [pair.topic], "append": True, **changed}
     return settings(pair.new, pair.old, f"{pair.group}-back", **options)
+
+
+async def test_a_wrong_way_back_creates_no_topic(make_pair: MakePair) -> None:
+    pair = await make_pair()
+    async with KafkaClient(pair.new.bootstrap) as client:
+        before = await client.list_topics()
+        with pytest.raises(ConfigError, match=r"correct back_of \(--back-of\)"):
+            await pair.catch_up(back_of=f"{pair.group}-nobody")
+        assert set(await client.list_topics()) - set(before) == set()
 
 
 async def test_a_chain_of_mirrors_copies_no_map(

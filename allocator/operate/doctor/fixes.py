@@ -13,7 +13,15 @@ from collections.abc import Callable, Collection
 from allocator.commands import Command
 from allocator.errors import NoSuchCommand
 from allocator.operate.doctor.finding import Fix
-from allocator.protocols.zookeeper import CommandStore, NoZnode, Op, Paths, ZooKeeperClient, ZooKeeperError
+from allocator.protocols.zookeeper import (
+    CommandStore,
+    NotAuthorized,
+    NoZnode,
+    Op,
+    Paths,
+    ZooKeeperClient,
+    ZooKeeperError,
+)
 
 CLOCK_MS = 600_000  # commands expire by the leader's clock. Higher: tolerates a larger difference of clocks
 YOUNG_MS = 3_600_000  # a member that joins creates the znodes of its group just before its own znode
@@ -68,7 +76,7 @@ async def _skeleton(zk: ZooKeeperClient, paths: Paths, now_ms: int) -> list[str]
             data, stat = await zk.get(path)
             if data or stat.created_ms > now_ms - YOUNG_MS or (path != paths.base and await zk.get_children(path)):
                 return []
-    except NoZnode:
+    except (NoZnode, NotAuthorized):  # a group whose znodes this user may not read hides no other one
         return []
     return [*sorted(children), paths.base]
 

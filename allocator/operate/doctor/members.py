@@ -236,9 +236,18 @@ def _stuck(before: Observation, after: Observation, root: str, patience_s: float
     paths = Paths(root, state.group)
     age_s = after.age_s(paths.assignment) or 0.0
 
-    def finding(kind: str, member: str, what: str, partitions: Iterable[TopicPartition], why: str, do: str) -> Finding:
+    def finding(
+        kind: str,
+        member: str,
+        what: str,
+        partitions: Iterable[TopicPartition],
+        why: str,
+        do: str,
+        signal: tuple[str, ...] = (),
+    ) -> Finding:
         name, info = state.name_of(member), state.members[member]
-        restart = None if info.pid is None else ShellCommand(("ssh", "--", info.host, "kill", str(info.pid)))
+        kill = ("kill", *signal, str(info.pid))
+        restart = None if info.pid is None else ShellCommand(("ssh", "--", info.host, *kill))
         return Finding(kind, Severity.CRITICAL, f"member {name} {what}", (name, *names(partitions)), why, do, restart)
 
     for member, entry in state.document.waiting.items():
@@ -278,7 +287,10 @@ def _stuck(before: Observation, after: Observation, root: str, patience_s: float
                 (),
                 "It has no lease and delivers nothing, but its session keeps the partitions. Probably a call blocks "
                 "its event loop.",
-                "Find the call that blocks the event loop, such as synchronous I/O, or restart the process.",
+                "Find the call that blocks the event loop, such as synchronous I/O, or end the process with kill -9: a "
+                "blocked event loop handles no SIGTERM. The process then ends without a last commit, so the next "
+                "owner repeats the records since the last one. It gets the partitions after the session timeout.",
+                ("-9",),
             )
 
 

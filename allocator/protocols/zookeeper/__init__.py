@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         BadVersion,
         ConnectionLost,
         NoChroot,
+        NotAuthorized,
         NoZnode,
         Op,
         SessionState,
@@ -63,8 +64,8 @@ if not TYPE_CHECKING:  # a type checker would accept every name
         __name__,
         {
             "client.client": (
-                "BadVersion ConnectionLost NoChroot NoZnode Op SessionState Watched ZnodeExists ZooKeeperClient "
-                "ZooKeeperError above_chroot retrying"
+                "BadVersion ConnectionLost NoChroot NotAuthorized NoZnode Op SessionState Watched ZnodeExists "
+                "ZooKeeperClient ZooKeeperError above_chroot retrying"
             ),
             "client.ephemeral": "EphemeralZnodes",
             "client.security": "check_options",

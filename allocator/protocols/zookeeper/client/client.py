@@ -519,8 +519,7 @@ TRANSLATION: tuple[tuple[type[Exception], type[ZooKeeperError], str], ...] = (
     (
         kazoo_errors.NoAuthError,
         NotAuthorized,
-        "its ACL does not allow it. Use the credentials of the group's members ([zookeeper] digest_* or sasl_*); to "
-        "add a group, the ACL of the root has to allow new znodes",
+        "its ACL does not allow it. Use the credentials of the group's members ([zookeeper] digest_* or sasl_*)",
     ),
     (kazoo_errors.AuthFailedError, ZooKeeperError, "the credentials were refused"),
     (kazoo_errors.SessionExpiredError, ConnectionLost, "the session has expired"),
@@ -528,10 +527,14 @@ TRANSLATION: tuple[tuple[type[Exception], type[ZooKeeperError], str], ...] = (
     (kazoo_errors.ConnectionDropped, ConnectionLost, "the connection was dropped"),
 )
 
+WRITES = frozenset({"create", "multi"})  # the operations of `what` that add znodes
+
 
 def _translate(hosts: str, what: str, path: str, error: BaseException) -> ZooKeeperError:
     for kazoo_error, kind, why in TRANSLATION:
         if isinstance(error, kazoo_error):
+            if kind is NotAuthorized and what in WRITES:
+                why += "; to add a group, the ACL of the root has to allow new znodes"
             return kind(f"ZooKeeper {hosts}: {what} {path}: {why}")
     return ZooKeeperError(f"ZooKeeper {hosts}: {what} {path}: {shown(error)}")
 

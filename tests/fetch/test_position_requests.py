@@ -223,6 +223,20 @@ async def test_another_cluster_at_the_address_has_other_logs() -> None:
     assert them.due() == []
 
 
+async def test_the_metadata_tell_of_a_new_topic_before_a_reset_counts() -> None:
+    them = Requests([A0])
+    them.cluster.ids["a"] = UUID(int=1)
+    them.state.seek(A0, 20)
+    them.due()
+    them.cluster.on_refresh = lambda: them.cluster.ids.update(a=UUID(int=2))  # type: ignore[method-assign]
+    them.requests.out_of_range(A0, 20)
+    while requests := them.due():
+        await asyncio.gather(*requests)
+    (loss,) = them.lost
+    assert (loss.position, loss.resumed_at, loss.recreated) == (20, 0, True)
+    assert them.state.topic_id(A0) == UUID(int=2)
+
+
 @pytest.mark.parametrize("is_found_first", [True, False])
 async def test_a_position_that_a_new_topic_lacks_belongs_to_the_former_topic(is_found_first: bool) -> None:
     """The broker answers "out of range" before the metadata have the id of the new topic. Requests name the topic, so

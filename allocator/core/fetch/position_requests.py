@@ -214,9 +214,14 @@ class PositionRequests:
             partition = self._current(tp, epoch)
             if partition is not None and partition.reset_strategy is not None:
                 at[tp] = partition.reset_strategy
-        # read before the requests, which fail at a leader of another epoch
-        leaders = {tp: self._client.leader_epoch(tp) for tp in at}
         try:
+            if lost := [tp for tp in at if tp in self._resetting and self._state.topic_id(tp) is not None]:
+                # the topic may have been created again since the metadata; then its reset begins anew
+                await self._client.refresh({tp.topic for tp in lost})
+                self.check([tp for tp in lost if tp in self._state.assignment])
+                at = {tp: strategy for tp, strategy in at.items() if self._current(tp, requested[tp]) is not None}
+            # read before the requests, which fail at a leader of another epoch
+            leaders = {tp: self._client.leader_epoch(tp) for tp in at}
             level = self._isolation_level
             found = await find_starts(self._client, at, isolation_level=level, timeout_s=TIMEOUT_S)
         except Closed:

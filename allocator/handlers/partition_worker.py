@@ -14,7 +14,6 @@ from allocator.handlers.admission import Admission, Work
 from allocator.handlers.guard import KeptBack
 from allocator.handlers.lanes import Lane, LaneOwner
 from allocator.handlers.results import Committing
-from allocator.handlers.retry_topics import is_marked
 from allocator.handlers.window import Unit, offset_of
 from allocator.types import Record, TopicPartition
 
@@ -103,9 +102,6 @@ class PartitionWorker(LaneOwner):
             plan is not None and plan.is_retried(record, self.partition, self.tenure.fence)
         )
 
-    def may_be_elsewhere(self, record: Any) -> bool:
-        return self._work.retry_plan is not None and is_marked(record)
-
     def has(self, unit: Any, place: Any) -> bool:
         plan = self._work.retry_plan
         if isinstance(place, int) or plan is None or not isinstance(unit, Record):
@@ -128,7 +124,7 @@ class PartitionWorker(LaneOwner):
         self.calls.discard(lane)
         handled = self._work.measures.handled
         if handled is not None:
-            handled.add(self.partition, self._offsets(finished), seconds)
+            handled.add(self.partition, _offsets(finished, self._work.by_batch), seconds)
         if finished:
             if self._committing is None:
                 self.admission.window.finish(finished)
@@ -162,10 +158,6 @@ class PartitionWorker(LaneOwner):
         lane = self._refused.setdefault(unit, Lane(self, unit))
         lane.units.append(unit)
         self._failed(lane, error)
-
-    def _offsets(self, units: Sequence[Unit]) -> int:
-        """Returns the number of records in these units. In batches, it does not count transaction markers."""
-        return sum(unit.span.end - unit.span.start for unit in units) if self._work.by_batch else len(units)
 
     def _failed(self, lane: Lane, error: BaseException) -> None:
         """Schedules another attempt, or ends the attempts for the record."""
@@ -316,3 +308,8 @@ class PartitionWorker(LaneOwner):
     def where(self, offset: int) -> dict[str, Any]:
         """Returns the topic, the partition and this offset as extra fields of a log line."""
         return {"topic": self.partition.topic, "partition": self.partition.partition, "offset": offset}
+
+
+def _offsets(units: Sequence[Unit], by_batch: bool) -> int:
+    """Returns the number of records in these units. In batches, it does not count transaction markers."""
+    return sum(unit.span.end - unit.span.start for unit in units) if by_batch else len(units)

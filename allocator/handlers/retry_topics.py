@@ -116,12 +116,8 @@ class RetryPlan:
 
     def is_retried(self, record: Any, partition: TopicPartition, fence: int | None) -> bool:
         """Returns whether `record` is `original` of a record that was delivered of this partition under `fence`."""
-        return partition.topic in self.delays_s and record.fence == fence and is_marked(record)
-
-
-def is_marked(record: Any) -> bool:
-    """Returns whether a record has the header of those in retry topics, and is no batch."""
-    return any(name == PREFIX + "topic" for name, _ in getattr(record, "headers", ()))
+        delivered = partition.topic in self.delays_s and record.fence == fence
+        return delivered and any(name == PREFIX + "topic" for name, _ in getattr(record, "headers", ()))
 
 
 class RetryTopics:

@@ -240,10 +240,6 @@ class GroupMember:
         """
         return self.membership.may_act() and not self.outlived
 
-    def may_act_in(self, hold: Hold) -> bool:
-        """Returns whether the user may handle the records of this hold at this instant."""
-        return self.membership.may_act() and not hold.has_outlived
-
     @property
     def outlived(self) -> Partitions:
         """The partitions that were lost while the user works on their records. In a call of a handler, these are the

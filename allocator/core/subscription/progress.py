@@ -114,10 +114,6 @@ class Hold:
         """Returns whether `record`, which may be a batch, is one of these records."""
         return (record.topic, record.partition) == self.tenure.partition and record.fence == self.tenure.fence
 
-    def may_be_elsewhere(self, record: Any) -> bool:
-        """Returns whether `record`, one of this partition, may also be the original of one from a retry topic."""
-        return False
-
     def drain(self) -> None:
         """Called when the partition is being released: what has begun may end, and nothing else begins."""
 

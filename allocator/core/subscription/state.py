@@ -134,9 +134,10 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         which it came, or both if the record does not tell; none if nobody works on it any more."""
         here = self.assignment.get(TopicPartition(record.topic, record.partition))
         found = [] if here is None else _holds_of(here, record)
-        if not found or any(hold.may_be_elsewhere(record) for hold in found):
-            for tenure in list(self.assignment.values()):  # a thread may ask
-                found += [] if tenure is here else _holds_of(tenure, record)
+        if self.begin_at_start and getattr(record, "headers", None):
+            for partition, tenure in list(self.assignment.items()):  # a thread may ask
+                if partition.topic in self.begin_at_start and tenure is not here:
+                    found += _holds_of(tenure, record)
         return found
 
     def is_in_doubt(self, partition: TopicPartition) -> bool:

@@ -303,6 +303,8 @@ async def list_groups(zk: ZooKeeperClient, root: str = DEFAULT["root"], watch: W
 
 async def read_groups(clusters: Clusters) -> list[GroupReport]:
     """Returns every group under the root, without offsets. Only `unseen` tells of members that are not in ZooKeeper."""
+    if clusters.brokers is not None:  # refuses wrong settings, also if every group has members in ZooKeeper
+        await KafkaClient(clusters.brokers, security=clusters.security).close()
     async with contextlib.AsyncExitStack() as stack:
         zk, client = await stack.enter_async_context(clusters.ensemble()), None
         names = await list_groups(zk, clusters.root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections.abc import Coroutine
 from typing import Any, Optional, TypeVar
 
@@ -11,6 +12,7 @@ import click
 
 from allocator.cli.access import Access
 from allocator.cli.options import (
+    ERROR,
     NOTHING_CHANGED,
     Callback,
     decorated,
@@ -164,7 +166,7 @@ def redrive_command(
     One transaction writes the record and marks the letter as settled. So you can kill the command and run it again.
     """
 
-    _settle(letters, letters.redrive(chosen, execute=execute, **options), "redriven", execute, as_json)
+    _settle(letters, letters.redrive(chosen, execute=execute, **options), chosen, "redriven", execute, as_json)
 
 
 @deadletters.command("discard")
@@ -174,7 +176,8 @@ def redrive_command(
 @execute_option
 def discard_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, reason: str, execute: bool) -> None:
     """Mark letters as settled. They stay in TOPIC until its retention deletes them."""
-    _settle(letters, letters.discard(chosen, execute=execute, reason=reason), "discarded", execute, as_json)
+    work = letters.discard(chosen, execute=execute, reason=reason)
+    _settle(letters, work, chosen, "discarded", execute, as_json)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -211,9 +214,25 @@ def letters_table(letters: list[Letter]) -> Listing:
 
 
 def _settle(
-    letters: DeadLetterQueue, work: Coroutine[Any, Any, Outcome], done: str, execute: bool, as_json: bool
+    letters: DeadLetterQueue,
+    work: Coroutine[Any, Any, Outcome],
+    chosen: LetterFilter,
+    done: str,
+    execute: bool,
+    as_json: bool,
 ) -> None:
     outcome = _run(letters, work)
+    found = [*outcome.done, *(letter for letter, _ in outcome.refused)]
+    missing = chosen.places.difference((letter.place.partition, letter.offset) for letter in found)
+    for partition, offset in sorted(missing):
+        why = "it is settled already, is not selected by the other options, or does not exist"
+        click.echo(f"not {done}: {partition}:{offset}: {why}", err=True)
+    _print_outcome(outcome, done, execute, as_json)
+    if missing or outcome.refused:
+        sys.exit(ERROR)
+
+
+def _print_outcome(outcome: Outcome, done: str, execute: bool, as_json: bool) -> None:
     if as_json:
         refused = [{**letter.to_json(), "refused": why} for letter, why in outcome.refused]
         print_json({"executed": execute, done: [each.to_json() for each in outcome.done], "refused": refused})

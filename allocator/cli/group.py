@@ -126,7 +126,7 @@ def release_command(name: str, instance_id: str, access: Access, as_json: bool) 
     async def run() -> int:
         async with access.ensemble() as zk:
             if await describe(zk, name, access.root) is None:
-                raise no_group(name, access.root)
+                raise await no_group(zk, name, access.root)
             return len(await GroupReader(zk, name, access.root).store.end_reservation(instance_id))
 
     released = asyncio.run(run())

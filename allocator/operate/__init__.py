@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from allocator.operate.group_reader import (
         GroupReader,
         describe,
-        hidden_by,
+        hidden_state,
         list_groups,
         measure,
         read_group,
@@ -80,7 +80,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "deletion": "GroupRemains delete",
             "group_commands": "WITHDRAWN_BY_PARTITION CommandsFromOutside CommandsOfGroup no_group",
             "group_reader": (
-                "GroupReader describe hidden_by list_groups measure read_group read_groups read_logs subscribed "
+                "GroupReader describe hidden_state list_groups measure read_group read_groups read_logs subscribed "
                 "unseen_members"
             ),
             "group_report": "Coordinated GroupReport GroupState Lag Logs name_of",

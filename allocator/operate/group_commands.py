@@ -18,7 +18,7 @@ from allocator.core.text import shown
 from allocator.documents import to_ranges
 from allocator.errors import CommandRefused, ConfigError
 from allocator.operate.command_report import CommandReport, command_reports, unknown_to_all
-from allocator.operate.group_reader import describe
+from allocator.operate.group_reader import describe, list_groups
 from allocator.operate.group_report import GroupState
 from allocator.operate.member_names import MEMBER_ARGUMENTS, lasting_name, names_of, with_lasting_names
 from allocator.protocols.zookeeper import (
@@ -41,8 +41,10 @@ Check = Callable[[Command], Awaitable[None]]
 WITHDRAWN_BY_PARTITION = tuple(kind.name for kind in KINDS.values() if "partitions" in kind.arguments and not kind.once)
 
 
-def no_group(group: str, root: str) -> CommandRefused:
-    return CommandRefused(f"ZooKeeper has no group {group!r} under {root}. {NOT_OURS}")
+async def no_group(zk: ZooKeeperClient, group: str, root: str) -> CommandRefused:
+    """Returns the error for a group that ZooKeeper does not have."""
+    known = ", ".join(await list_groups(zk, root)) or "none"
+    return CommandRefused(f"ZooKeeper has no group {group!r} under {root}; groups there: {known}")
 
 
 class CommandsFromOutside:
@@ -198,7 +200,7 @@ class CommandsFromOutside:
     ) -> CommandReport:
         """Limits how many partitions leave live owners at once and within a minute. None: no limit."""
         if at_once is None and per_minute is None:
-            raise ConfigError("a budget needs at_once or per_minute")
+            raise ConfigError("a budget needs a limit: at_once (--at-once) or per_minute (--per-minute)")
         arguments = {"at_once": at_once, "per_minute": per_minute}
         return await self.give("budget", arguments, why=why, expires_s=expires_s)
 
@@ -337,7 +339,7 @@ class CommandsOfGroup(CommandsFromOutside):
     async def _state(self) -> GroupState:
         found = await describe(self._zk, self._group, self._root)
         if found is None:
-            raise no_group(self._group, self._root)
+            raise await no_group(self._zk, self._group, self._root)
         return found
 
 

@@ -303,11 +303,13 @@ async def list_groups(zk: ZooKeeperClient, root: str = DEFAULT["root"], watch: W
 
 async def read_groups(clusters: Clusters) -> list[GroupReport]:
     """Returns every group under the root, without offsets. Only `unseen` tells of members that are not in ZooKeeper."""
+    if clusters.brokers is not None:  # refuses wrong settings, also if every group has members in ZooKeeper
+        await KafkaClient(clusters.brokers, security=clusters.security).close()
     async with contextlib.AsyncExitStack() as stack:
         zk, client = await stack.enter_async_context(clusters.ensemble()), None
         names = await list_groups(zk, clusters.root)
-        found = await asyncio.gather(*(_describe_or_why(zk, group, clusters.root) for group in names))
-        states = [state for state, _ in found if state is not None]
+        found = await asyncio.gather(*(_describe_or_hidden(zk, group, clusters.root) for group in names))
+        states = [state for state in found if state is not None]
         if clusters.brokers is not None and not all(state.members for state in states):
             try:
                 client = await stack.enter_async_context(clusters.cluster())
@@ -316,24 +318,23 @@ async def read_groups(clusters: Clusters) -> list[GroupReport]:
             except AllocatorError:
                 pass  # `unseen_members` tells of it
         unseen = [
-            () if each.members else (*hidden, *await unseen_members(clusters, each.group, zk, client))
-            for each, hidden in found
-            if each is not None
+            () if each.members else (*each.hidden, *await unseen_members(clusters, each.group, zk, client))
+            for each in states
         ]
     return [GroupReport(state, unseen=why) for state, why in zip(states, unseen)]
 
 
-async def _describe_or_why(zk: ZooKeeperClient, group: str, root: str) -> tuple[GroupState | None, tuple[str, ...]]:
+async def _describe_or_hidden(zk: ZooKeeperClient, group: str, root: str) -> GroupState | None:
     """Returns the state of a group; for one that this user may not read, an empty state with the reason."""
     try:
-        return await describe(zk, group, root), ()
+        return await describe(zk, group, root)
     except NotAuthorized as error:
-        return GroupState(group, {}, {}, None), (hidden_by(error),)
+        return hidden_state(group, error)
 
 
-def hidden_by(error: AllocatorError) -> str:
-    """Returns why the members of a group in ZooKeeper are not known."""
-    return f"{NOT_KNOWN.format('ZooKeeper')}: {error}"
+def hidden_state(group: str, error: AllocatorError) -> GroupState:
+    """Returns the state of a group whose znodes this user may not read."""
+    return GroupState(group, {}, {}, None, hidden=(f"{NOT_KNOWN.format('ZooKeeper')}: {error}",))
 
 
 async def read_group(clusters: Clusters, group: str) -> GroupReport:
@@ -398,7 +399,7 @@ async def unseen_members(
         try:
             found += filter(None, [await older_members(zk, group)])
         except AllocatorError as error:
-            found.append(hidden_by(error))
+            found.append(f"{NOT_KNOWN.format('ZooKeeper')}: {error}")
     elif clusters.zookeeper is not None:
         found.append(f"{NOT_KNOWN.format('ZooKeeper')}: it does not respond")
     if client is not None:

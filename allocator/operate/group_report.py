@@ -69,6 +69,8 @@ class GroupState:
     """None for a group in ZooKeeper. A group in Kafka has no document and no known leader."""
     present: tuple[str, ...] = ()
     """Names of the znodes of members and claims, also of those that are invalid or belong to no member."""
+    hidden: tuple[str, ...] = ()
+    """Why this user may not read the znodes of the group. Then the other fields are empty."""
 
     @property
     def leader(self) -> str | None:

@@ -103,11 +103,16 @@ async def steered(
                 yield Steered(in_topic, found, None, None if exists else topic, rehearsal)
                 return
         if zk is None:
-            raise CommandRefused(NOT_FOUND)
+            raise CommandRefused(
+                f"Kafka has neither members nor a command topic of group {name!r}. For a group in ZooKeeper, give "
+                "--zookeeper or --config"
+            )
         if state is None or not state.members:
             older = await old_layouts(zk, name)
             if older.kiel or older.consumers:
                 raise CommandRefused(f"group {name!r} has members of an older client. {NOT_OURS}")
+        if state is None and by_leader:
+            raise CommandRefused(f"{await no_group(zk, name, clusters.root)}. {NOT_OURS}")
         paths = Paths(clusters.root, name)
         rehearsal = Rehearsal(CommandStore(zk, paths))
         commands = CommandsOfGroup(zk, paths, who, rehearsal if rehearse else None, check)
@@ -217,8 +222,8 @@ async def planned(clusters: Clusters, name: str, changes: Iterable[Change], acts
     """Returns the plan of a group with these changes and commands. Writes nothing."""
     async with steered(clusters, name, rehearse=True, by_leader=True) as found:
         state, zk, given = found.state, found.zk, found.rehearsal.given
-        if state is None or zk is None:
-            raise no_group(name, clusters.root)
+        assert state is not None  # `by_leader`
+        assert zk is not None
         for act in acts:
             await act(found.commands)
         round_trip_s = await _round_trip_s(zk, Paths(clusters.root, name).commands)

@@ -19,7 +19,7 @@ from allocator.operate import (
     GroupReport,
     GroupState,
     Logs,
-    hidden_by,
+    hidden_state,
     list_groups,
     measure,
     read_logs,
@@ -103,8 +103,6 @@ class WatchedGroup:
         """The latest findings of the doctor."""
         self.noted: list[Finding] = []
         """Findings of the process that shows the group, such as its lost records."""
-        self.hidden: tuple[str, ...] = ()
-        """Why this server may not read its znodes."""
         self._besides: Optional[GroupState] = None
         """The last state without load reports."""
         self.version = {"state": 0, "loads": 0, "lag": 0, "history": 0, "findings": 0}
@@ -161,25 +159,25 @@ class WatchedGroup:
         if state.members:
             unseen: tuple[str, ...] = ()
         else:  # the last member may have left for another protocol
-            unseen = NOT_LOOKED if self.report.state.members or self.hidden else self.report.unseen
-        self.hidden = ()
+            former = self.report.state
+            unseen = NOT_LOOKED if former.members or former.hidden else self.report.unseen
         self.report = replace(self.report, state=state, unseen=unseen)
         self.fences.learn(state.claims)
         self.version["loads" if before == self._besides else "state"] += 1
         if self.history.observe(state, now, news):
             self.version["history"] += 1
 
-    def hide(self, why: str) -> None:
+    def hide(self, error: AllocatorError) -> None:
         """Drops the state, because this server may not read the group's znodes."""
-        if self.hidden != (why,):
-            self.exists, self.hidden, self.findings = True, (why,), []
-            self.report = replace(self.report, state=GroupState(self.name, {}, {}, None), unseen=self.hidden)
-            self._besides = None
+        state = hidden_state(self.name, error)
+        if self.report.state != state:
+            self.exists, self.findings, self._besides = True, [], None
+            self.report = replace(self.report, state=state, unseen=state.hidden)
             self.version["state"] += 1
 
     def look(self, unseen: tuple[str, ...]) -> None:
         """Sets why a group without members may have some. Called after each look at the other layouts and protocols."""
-        unseen = (*self.hidden, *unseen)
+        unseen = (*self.report.state.hidden, *unseen)
         if unseen != self.report.unseen and not self.report.state.members:
             self.report = replace(self.report, unseen=unseen)
             self.version["state"] += 1
@@ -256,7 +254,7 @@ class GroupWatch:
                     await self._changed.wait()
                 continue
             except NotAuthorized as error:  # a group with other credentials hides no other group
-                self._group.hide(hidden_by(error))
+                self._group.hide(error)
                 self._on_change()
                 await asyncio.sleep(REFUSED_S)  # ZooKeeper does not notify of a changed ACL
                 continue
@@ -569,7 +567,7 @@ class Watcher:
         while True:
             began = time.monotonic()
             for group in list(self.groups.values()):
-                if not group.seen or group.hidden or not self._is_due(group):
+                if not group.seen or group.report.state.hidden or not self._is_due(group):
                     continue
                 if self.zk is None and self.source == "zookeeper":
                     continue

@@ -10,8 +10,11 @@ from allocator.cli.operator_commands import ARGUMENTS, parse_expiry
 from allocator.commands import KINDS
 from allocator.errors import ConfigError
 from allocator.operate import parse_partitions
+from allocator.protocols.zookeeper import Paths
+from allocator.testing.topics import zookeeper_client
 from allocator.types import TopicPartition
 
+PATHS = Paths("/allocator", "billing")
 NOW = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 
 
@@ -51,12 +54,25 @@ def test_the_command_line_has_every_kind_of_command_with_the_text_of_its_declara
         (["plan", "billing", "--add", "a=0", "--zookeeper", "127.0.0.1:1"], "--add: weight = 0: must be", 2),
         (["plan", "billing", "--weight", "a=2e6", "--zookeeper", "127.0.0.1:1"], "at most 1e+06", 2),
         (["plan", "billing", "--partitions", "t=8.5", "--zookeeper", "127.0.0.1:1"], "partitions = 8.5: must be", 2),
+        (["skip", "billing", "t:0", "3", "--undo", "--dry-run", "--zookeeper", "127.0.0.1:1"], "not its withdrawal", 2),
         (["plan", "billing", "--rack", "a", "--zookeeper", "127.0.0.1:1"], "write NAME=VALUE", 2),
     ],
 )
 def test_wrong_arguments_are_refused_before_any_request(arguments: list[str], message: str, code: int) -> None:
     done = CliRunner().invoke(main, ["group", *arguments])
     assert (done.exit_code, message in done.output) == (code, True), done.output
+
+
+def test_a_command_about_records_of_an_unknown_group_says_which_groups_there_are(zk_chroot: str) -> None:
+    with zookeeper_client(zk_chroot) as client:
+        for path in (PATHS.members, PATHS.claims):
+            client.ensure_path(path)
+    for arguments in (["pause", "biling", "t:0"], ["commands", "biling"]):
+        done = CliRunner().invoke(main, ["group", *arguments, "--zookeeper", zk_chroot])
+        assert done.exit_code == 1
+        assert "ZooKeeper has no group 'biling' under /allocator; groups there: billing\n" in done.output
+    seek = CliRunner().invoke(main, ["group", "seek", "billing", "t:0", "--to", "5", "--zookeeper", zk_chroot])
+    assert (seek.exit_code, "offset 5 cannot be checked against the log" in seek.output) == (2, True), seek.output
 
 
 def test_a_reservation_of_an_unknown_group_cannot_be_ended(zk_chroot: str) -> None:

@@ -235,6 +235,9 @@ def test_the_command_lists_shows_redrives_and_discards(topics: Topics) -> None:
         **dict.fromkeys(("0:1", "0:2", "0:3"), "redriven"),
     }
     assert settled[0]["settled"]["reason"] == "a test"
+    for action, place in (("redrive", "0:0"), ("discard", "9:99")):
+        none = run(action, *where, "--letter", place, "--execute")
+        assert (none.exit_code, f"{place}: it is settled already" in none.output) == (1, True), none.output
     for wrong in (["show", *where, "--letter", "0-1"], ["list", *where, "--since", "yesterday"], ["list"]):
         assert run(*wrong).exit_code == 2
 

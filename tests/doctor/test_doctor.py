@@ -456,6 +456,7 @@ async def test_an_unknown_group_and_one_without_members(patient: Patient) -> Non
     await asyncio.to_thread(delete_offsets, patient)
     (lost,) = (await patient.examined())["no-members"]
     assert (lost.severity.name, lost.what) == ("WARNING", "the group has no members; lag unknown")
+    assert "`latest` skips the waiting records" in lost.do
     assert "it knows" in (await patient.examined(group="typo"))["unknown-group"][0].what
 
 

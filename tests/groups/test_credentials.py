@@ -145,7 +145,7 @@ async def test_a_group_with_other_credentials_hides_no_other_group(zk_chroot: st
         stack.callback(watching.cancel)
         await watcher.until_ready(30)
         await wait_until_async(lambda: watcher.groups[group].report.state.members, 30, "the members of the open group")
-        await wait_until_async(lambda: watcher.groups[hidden].hidden, 30, "the reason of the other one")
+        await wait_until_async(lambda: watcher.groups[hidden].report.state.hidden, 30, "the reason of the other one")
         assert (watcher.ready, watcher.problems, watcher.groups[hidden].report.phase) == (True, {}, "unknown")
 
 

@@ -20,7 +20,7 @@ from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.clusters import Clusters
 from allocator.operate.doctor.cluster import cluster_findings
 from allocator.operate.doctor.commands import command_findings
-from allocator.operate.doctor.finding import CHROOT_MISSING, COULD_NOT_LOOK, Finding, Fix, Severity
+from allocator.operate.doctor.finding import CHROOT_MISSING, COULD_NOT_LOOK, NOT_NAMED, Finding, Fix, Severity
 from allocator.operate.doctor.fixes import apply
 from allocator.operate.doctor.members import DEFAULT_SESSION_S, leftover_findings, member_findings
 from allocator.operate.doctor.observation import Observation, observe
@@ -94,7 +94,7 @@ def _unseen(clusters: Clusters, group: str | None, failed: list[tuple[str, Alloc
     """Returns the places that may have members of the group, and that the doctor cannot read."""
     unseen = [what for what, _ in failed]
     if group is not None:
-        unseen += [f"{each}, which was not named" for each in clusters.unnamed(group)]
+        unseen += [f"{each}{NOT_NAMED}" for each in clusters.unnamed(group)]
     return unseen
 
 
@@ -186,5 +186,6 @@ def check_failed(what: str, why: str) -> Finding:
         f"{what} could not be read: {why}",
         (what,),
         "Problems there are missing from this list.",
-        "Check that this machine can connect to it, and that its credentials allow to read and describe it.",
+        "Check that its servers run (ZooKeeper needs a majority of them), that this machine can connect to them, and "
+        "that its credentials allow to read and describe it.",
     )

@@ -12,6 +12,8 @@ from allocator.operate.shell_command import ShellCommand
 from allocator.types import TopicPartition
 
 COULD_NOT_LOOK = "could-not-look"
+NOT_NAMED = ", which was not named"
+"""The end of the name of a place that the doctor has not read, because the caller gave no address of it."""
 CHROOT_MISSING = "chroot-missing"
 
 

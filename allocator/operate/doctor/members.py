@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from allocator.core.settings import DEFAULT
 from allocator.core.text import plain, shown
 from allocator.operate.doctor.commands import keeps_empty
-from allocator.operate.doctor.finding import COULD_NOT_LOOK, Finding, Fix, Severity, names
+from allocator.operate.doctor.finding import COULD_NOT_LOOK, NOT_NAMED, Finding, Fix, Severity, names
 from allocator.operate.doctor.observation import Observation
 from allocator.operate.group_report import GroupState, clock_time
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, OLD_OWNERS
@@ -65,7 +65,9 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
             (seen.group,),
             "The group may have members there, which read its records. The findings about owners are missing.",
             "Name the brokers, and the ZooKeeper of the members, or `--zookeeper none` if no ensemble has members of "
-            "the group.",
+            "the group."
+            if any(each.endswith(NOT_NAMED) for each in seen.unseen)
+            else "Another finding here says why it was not read. Do what that one says.",
         )
         return
     if seen.report is None:
@@ -95,14 +97,25 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
         return
     in_kafka = f" (Kafka says {seen.kafka_state})" if seen.kafka is not None else ""
     lag = seen.report.lag_text() if seen.version else "lag unknown without Kafka"
+    do = "Start its members. If nobody needs the group any more, do nothing."
+    command = ShellCommand.of("allocator run", "CONFIG")
+    logs = seen.report.logs
+    bare = [p for p in seen.report.partitions if p not in logs.committed and logs.end.get(p, 0) > logs.start.get(p, 0)]
+    if bare and "committed offsets" not in dict(seen.failed_checks):
+        do = (
+            f"{len(bare)} partitions have records and no committed offset: it expired, or was never committed. Members "
+            "start there by auto_offset_reset, and `latest` skips the waiting records. To read them, reset the offsets "
+            "to the earliest record before you start the members."
+        )
+        command = ShellCommand.of("allocator group offsets reset", seen.group, to="earliest")
     yield Finding(
         "no-members",
         Severity.WARNING if seen.report.lag != (0, 0) or not seen.version else Severity.INFO,
         f"the group has no members{in_kafka}; {lag}",
         (seen.report.state.group,),
         "Nobody reads its records. Kafka deletes the offsets of an empty group after offsets.retention.minutes.",
-        "Start its members. If nobody needs the group any more, do nothing.",
-        ShellCommand.of("allocator run", "CONFIG"),
+        do,
+        command,
     )
 
 
@@ -309,7 +322,7 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
     document = state.document
     if document is None:
         return
-    if document.problem:
+    if document.problem and state.members:  # without members, `no-members` tells what to do
         yield Finding(
             "assignment-refused",
             Severity.CRITICAL,

@@ -138,7 +138,7 @@ def _missing(before: Observation, after: Observation, report: GroupReport) -> It
     bare = {p for p in active if p not in logs.committed and logs.end.get(p, 0) > logs.start.get(p, 0)}
     if bare and "committed offsets" not in dict(after.failed_checks):
         known = after.settings.get("offsets.retention.minutes")
-        kept = f" The brokers keep offsets for {int(known) / 1440:g} days." if known is not None else ""
+        kept = f" The brokers keep offsets for {_span(int(known))}." if known is not None else ""
         yield Finding(
             "offsets-missing",
             Severity.WARNING,
@@ -164,12 +164,20 @@ def _retention(seen: Observation, report: GroupReport) -> Iterator[Finding]:
     yield Finding(
         "offsets-expire",
         Severity.INFO if int(minutes) >= A_WEEK_MINUTES else Severity.WARNING,
-        f"the brokers keep offsets for {int(minutes) / 1440:g} days, and records longer",
+        f"the brokers keep offsets for {_span(int(minutes))}, and records longer",
         (report.state.group,),
         "Running members commit idle offsets again in time. If all members are stopped for longer, Kafka deletes the "
         "offsets, and the next owner follows auto_offset_reset.",
         "Set offsets.retention.minutes of the brokers at least as high as the retention of the topics.",
     )
+
+
+def _span(minutes: int) -> str:
+    """Returns a time as text, in the largest unit of which it has at least one."""
+    for unit, size in (("days", 1440), ("hours", 60)):
+        if minutes >= size:
+            return f"{minutes / size:g} {unit}"
+    return f"{minutes} minutes"
 
 
 def _log_retention_minutes(seen: Observation) -> float | None:

@@ -346,6 +346,8 @@ def _security(found: Mapping[str, str], names: Mapping[str, str], faults: Faults
         if option not in found:
             continue
         values[key] = found[option]
+        if key == "security_protocol":
+            values[key] = found[option].upper()  # Java's clients ignore its case
         if key == "ssl_check_hostname":
             values[key] = _value(names[option], found[option], Setting(Flag(), None, ""), faults, option)
     try:

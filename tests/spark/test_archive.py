@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -137,6 +138,25 @@ def test_a_transform_whose_columns_do_not_fit_the_archive_is_refused(spark: Spar
         run(21, "named_struct('b', 5)")
     rows = Archive(tmp_path).frame(spark).select("x.a", "x.b").distinct().collect()
     assert {(row.a, row.b) for row in rows} == {(1, None), (2, "text")}
+
+
+def test_an_added_column_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F
+
+    names = ["a.b", "a`b", "a b", "`c.d`"]
+
+    def add(rows: Any) -> Any:
+        return functools.reduce(lambda found, name: found.withColumn(name, F.col("offset")), names, rows)
+
+    archive(FakeTopic([10]), tmp_path, transform=add, spark=spark)
+    archive(FakeTopic([20]), tmp_path, spark=spark)
+    for _ in range(2):
+        rows = Archive(tmp_path).frame(spark, {0: (5, 15)})
+        assert rows.columns[-4:] == names
+        assert sorted(tuple(row[name] for name in names) for row in rows.where("offset < 10").collect()) == [
+            (offset,) * 4 for offset in range(5, 10)
+        ]
+        compact(tmp_path, spark=spark)
 
 
 def test_a_transform_adds_columns_and_must_keep_the_offsets(spark: SparkSession, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def test_the_names_of_sparks_connector_are_accepted() -> None:
     connector["kafka.sasl.jaas.config"] = f'{module} required username="u" password="p w";'
     for name in ("kafka.session.timeout.ms", "kafka.max.request.size", "kafka.retries", "groupIdPrefix"):
         connector[name] = "3"  # for the Java client, without effect here
+    connector["kafka.security.protocol"] = "sasl_ssl"  # the Java client ignores its case
     assert read_options(connector, STREAM) == read_options(own, STREAM)
 
 

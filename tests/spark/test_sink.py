@@ -60,6 +60,23 @@ def test_headers_and_topics_are_columns_too(
     assert [(header.key, header.value and bytes(header.value)) for header in row.headers] == [("h", b"x"), ("n", None)]
 
 
+def test_a_batch_without_rows_writes_nothing(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+    """Called like Spark does: its topic is in a column, of which no row tells."""
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from allocator.spark.options import WRITE, read_options
+    from allocator.spark.sink.sink import BatchWriter
+
+    schema = StructType.fromDDL("topic string, value string")
+    writer = BatchWriter(read_options({"brokers": kafka_cluster.bootstrap}, WRITE), schema)
+    topic = topic_factory()
+    columns = pa.schema([("topic", pa.string()), ("value", pa.string())])
+    batches = [pa.RecordBatch.from_pylist(rows, columns) for rows in ([], [{"topic": topic, "value": "v"}], [])]
+    written: Any = writer.write(iter(batches))
+    assert written.records == 1
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "mode", "message"),
     [

@@ -86,7 +86,12 @@ class Archive:
         known = [*COLUMNS, *HEADERS]
         plain = [name for name in known if name in rows.columns]
         added = [name for name in rows.columns if name not in known]
-        return rows.select(*plain, *added)
+        return rows.select(*plain, *map(_quoted, added))
+
+
+def _quoted(name: str) -> str:
+    """Returns the name of a column as Spark parses it, where a plain dot separates the fields of a struct."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def reach_of(manifests: Iterable[Manifest]) -> Reach:

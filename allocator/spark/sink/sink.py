@@ -149,8 +149,8 @@ def _by_topic(
     options: Options, columns: dict[str, pa.Array], rows: int, before: int
 ) -> Iterator[tuple[str, dict[str, pa.Array]]]:
     # the option takes precedence, like in Spark's connector: rows of a read have the column `topic` of their source
-    if options.topic is not None or not rows:
-        yield options.topic or "", columns
+    if options.topic is not None:
+        yield options.topic, columns
         return
     import pyarrow.compute as pc
 

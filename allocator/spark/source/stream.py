@@ -194,7 +194,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         tps = await self._partitions(client, before.next)
         upto = await self._ends(client, before, tps)
         ids = {**before.ids, **topic_ids(client, {tp.topic for tp in tps})}
-        again = self._created_again(before, ids)
+        again = _created_again(self.options, before, ids)
         known = {tp: at for tp, at in before.next.items() if tp.topic not in again}
         first = await self._start_of_new(client, [tp for tp in tps if tp not in known])
         return await self._batch(client, before, {**known, **first}, upto, ids, most)
@@ -208,7 +208,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         await find_partitions(client, options, METADATA_S)
         upto = await self._ends(client, before, list(owned))
         ids = topic_ids(client, {tp.topic for tp in owned})
-        again = self._created_again(before, ids)
+        again = _created_again(self.options, before, ids)
         # only partitions that start at this query's position: any other start was committed by a member in the new
         # topic
         former = [tp for tp, at in owned.items() if tp.topic in again and at == before.next.get(tp)]
@@ -276,14 +276,14 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             if not start:
                 raise  # the topic never existed, so its name is probably wrong
             if options.fail_on_data_loss:
-                raise self._deleted(error.topics) from error
+                raise _deleted(error.topics) from error
             if error.topics != self._missing:  # Spark plans up to 100 times per second
                 log.warning("%s; reading the others", error)
                 self._missing = error.topics
             return _present(client, self.options)
         deleted = sorted({tp.topic for tp in start if tp not in set(tps)})
         if deleted and options.fail_on_data_loss:
-            raise self._deleted(deleted)
+            raise _deleted(deleted)
         return tps
 
     async def _ends(self, client: KafkaClient, before: StreamOffsets, tps: Collection[TopicPartition]) -> Offsets:
@@ -293,25 +293,6 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if any(before.next.get(tp) != end for tp, end in upto.items()):
             await client.refresh({tp.topic for tp in tps})
         return upto
-
-    def _created_again(self, before: StreamOffsets, ids: Mapping[str, str]) -> set[str]:
-        """Returns the topics that were recreated since `before`. Raises DataLoss."""
-        again = before.recreated(ids)
-        if again and self.options.fail_on_data_loss:
-            raise DataLoss(
-                f"topic {', '.join(map(repr, again))} was deleted and created again while the query read it (its id "
-                f"was {before.ids[again[0]]}, and is {ids[again[0]]} now); start with another checkpointLocation, or "
-                "set fail_on_data_loss to false to read the new topic from its first record"
-            )
-        for topic in again:
-            log.warning("topic %r was deleted and created again; reading it from its first record", topic)
-        return set(again)
-
-    def _deleted(self, topics: Any) -> DataLoss:
-        return DataLoss(
-            f"topic {', '.join(map(repr, topics))} was deleted, or lost partitions, while the query read it; create it "
-            "and start with another checkpointLocation, or set fail_on_data_loss to false to read the others"
-        )
 
     async def _held_back(self, client: KafkaClient, start: Mapping[TopicPartition, int], upto: Offsets) -> Offsets:
         """Returns `upto`, but `start` for partitions whose end is lower only because of an open transaction.
@@ -413,7 +394,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if not deleted:
             return planned
         if self.options.fail_on_data_loss:
-            raise self._deleted(sorted({tp.topic for tp in deleted}))
+            raise _deleted(sorted({tp.topic for tp in deleted}))
         log.warning("%s: deleted after the batch was planned; reading the others", partition_names(deleted))
         return {tp: at for tp, at in planned.items() if tp not in deleted}
 
@@ -432,3 +413,24 @@ def _present(client: KafkaClient, options: Options) -> list[TopicPartition]:
     return [
         TopicPartition(topic, number) for topic in options.topics or () for number in client.partitions(topic) or ()
     ]
+
+
+def _created_again(options: Options, before: StreamOffsets, ids: Mapping[str, str]) -> set[str]:
+    """Returns the topics that were recreated since `before`. Raises DataLoss."""
+    again = before.recreated(ids)
+    if again and options.fail_on_data_loss:
+        raise DataLoss(
+            f"topic {', '.join(map(repr, again))} was deleted and created again while the query read it (its id "
+            f"was {before.ids[again[0]]}, and is {ids[again[0]]} now); start with another checkpointLocation, or "
+            "set fail_on_data_loss to false to read the new topic from its first record"
+        )
+    for topic in again:
+        log.warning("topic %r was deleted and created again; reading it from its first record", topic)
+    return set(again)
+
+
+def _deleted(topics: Any) -> DataLoss:
+    return DataLoss(
+        f"topic {', '.join(map(repr, topics))} was deleted, or lost partitions, while the query read it; create it "
+        "and start with another checkpointLocation, or set fail_on_data_loss to false to read the others"
+    )

@@ -93,11 +93,12 @@ class SteppingReader(StreamReader):
     def initialOffset(self) -> dict[str, Any]:
         first = super().initialOffset()
         step("initialOffset")
-        produce_more(self.options)
         return first
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
         end = super().latestOffset(start, limit)
+        if start == super().initialOffset():
+            produce_more(self.options)
         if end != start:
             step("latestOffset")
         return end
@@ -116,7 +117,7 @@ class SteppingReader(StreamReader):
 
 
 def produce_more(options: Any) -> None:
-    """Writes 160 records, in the first two calls: after a start at `latest` is chosen, before the first batch."""
+    """Writes 160 records, in the first two calls: after the first plan has chosen a start at `latest`."""
     from allocator.testing import produce
 
     topic = options.topics[0]

@@ -67,11 +67,12 @@ def test_a_stream_has_each_record_once_whatever_is_killed_at_any_step(
         # nothing is in the checkpoint yet, so a new query starts at the latest records
         "driver initialOffset",
         "driver latestOffset",
-        # the offsets of the first batch are in the checkpoint
+        # the offsets of the first batch, which has no records, are in the checkpoint
         "driver partitions",
+        # the second batch
         "driver read",
         "driver sink",
-        # the second batch; the first one is committed
+        # the third batch; the second one is committed
         "driver latestOffset",
         "driver commit",
         "driver partitions",

@@ -128,8 +128,7 @@ class IdleOffsets:
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
-            pause_s = await self.turn()
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(await self.turn())
 
     async def _period(self) -> float:
         now = self.clock()

@@ -310,7 +310,10 @@ class RecordWriter:
     def partitions_now(self, topic: str) -> Partitions | None:
         """Returns what the latest metadata have; None if they lack the topic."""
         every = self._client.partitions(topic)
-        return Partitions(every, self._client.led_partitions(topic) or every) if every else None
+        if not every:
+            return None
+        led = tuple(number for number in every if self._client.leader(TopicPartition(topic, number)) is not None)
+        return Partitions(every, led or every)
 
     async def _until_it_succeeds(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeats retriable errors for `timeout_s`, or an unknown topic for `UNKNOWN_S`."""

@@ -219,11 +219,6 @@ class KafkaClient:
         known = self._metadata.topics.get(topic)
         return None if known is None else tuple(known.partitions)
 
-    def led_partitions(self, topic: str) -> tuple[int, ...]:
-        """Returns the numbers of the partitions that have a leader, ascending."""
-        known = self._metadata.topics.get(topic)
-        return () if known is None else tuple(n for n, each in known.partitions.items() if each.leader is not None)
-
     def leader(self, tp: TopicPartition) -> int | None:
         """Returns the node id of the leader; None if the partition is unknown or has no leader."""
         known = self._partition(tp)

@@ -128,7 +128,8 @@ class IdleOffsets:
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
-            await asyncio.sleep(await self.turn())
+            pause_s = await self.turn()
+            await asyncio.sleep(pause_s)
 
     async def _period(self) -> float:
         now = self.clock()

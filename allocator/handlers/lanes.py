@@ -282,7 +282,7 @@ class Lanes:
                 if guard is not None:
                     guard(unit.argument)
                 result = await call(unit.argument)
-                if worker.take_refusals(unit.argument):
+                if worker.refused and worker.take_refusals(unit.argument):
                     break  # it did not act, so it is called again once it may
                 if result is not None:
                     check_done(result, self._handler.name)
@@ -298,7 +298,7 @@ class Lanes:
             except BaseException as error:  # the user's; the policy decides what follows
                 if isinstance(error, KeyboardInterrupt) and not self._handler.catches_interrupts:
                     raise  # Ctrl-C interrupts any code that the loop runs; the handler did not fail
-                return None if worker.take_refusals(unit.argument) else error
+                return None if worker.refused and worker.take_refusals(unit.argument) else error
             _returned(unit, records, kept=kept)
             units.popleft()
             finished.append(unit)
@@ -391,7 +391,7 @@ class Lanes:
                     if guard is not None:
                         guard(unit.argument)
                     result = call(unit.argument)
-                    if worker.take_refusals(unit.argument):
+                    if worker.refused and worker.take_refusals(unit.argument):
                         break  # it did not act, so it is called again once it may
                     if result is not None:
                         returned = produced(result, self._handler.name)
@@ -403,7 +403,7 @@ class Lanes:
                     break
                 # catches every class: if an error ended this turn, its lanes would be stuck
                 except BaseException as raised:  # noqa: BLE001 - the user's; the policy decides what follows
-                    error = None if worker.take_refusals(unit.argument) else raised
+                    error = None if worker.refused and worker.take_refusals(unit.argument) else raised
                     break
                 finally:
                     now = time.monotonic()

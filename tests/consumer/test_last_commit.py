@@ -64,7 +64,11 @@ async def test_a_leaving_member_commits_although_its_connection_to_zookeeper_was
             await consumer.getbatch(0)  # they are done
         proxy.drop()
         proxy.reset()
-        await wait_until_async(lambda: not consumer.may_act(), 60, "the loss of the connection to be noticed")
+        # to ask the consumer would refuse the records in hand
+        member = (
+            consumer._consumer if kind == "switching" else consumer
+        )._member  # to ask `may_act` would refuse records
+        await wait_until_async(lambda: not member.membership.may_act(), 60, "the loss of the connection to be noticed")
         leaving = asyncio.ensure_future(consumer.getbatch(0) if kind == "switching" else consumer.close())
         done, _ = await asyncio.wait({leaving}, timeout=0.5)
         assert not done

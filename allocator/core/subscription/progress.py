@@ -93,8 +93,6 @@ class Hold:
 
     def take_refusals(self, unit: Any) -> bool:
         """Returns whether the user was told last not to act on some record of this unit, and forgets that."""
-        if not self.refused:
-            return False
         taken = [place for place in list(self.refused) if self.has(unit, place)]
         for place in taken:
             self.refused.pop(place, None)

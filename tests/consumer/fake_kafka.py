@@ -12,13 +12,15 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Optional
+from unittest import mock
 
+from allocator import Consumer
 from allocator.core.client import protocol
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import RequestFailed, broker_error
 from allocator.core.client.fetch_messages import FetchRequest
 from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitResponse
-from allocator.core.consumer import SinkClaim, SinkOffset
+from allocator.core.consumer import SinkClaim, SinkOffset, group_member
 from allocator.core.consumer.membership_config import MemberParts, MembershipConfig
 from allocator.core.membership.membership import GroupMembership
 from allocator.core.subscription.commit_text import as_read, topic_of
@@ -346,6 +348,15 @@ class ByHand(EnsembleOptions):
         assert self.made is not None
         self.made(made)
         return made
+
+
+def consumer_by_hand(cluster: GroupCluster, **arguments: Any) -> tuple[Consumer, list[HandMembership]]:
+    """Returns a consumer of this cluster, and a list that has its membership once it has started."""
+    made: list[HandMembership] = []
+    chosen = {"auto_commit_interval_s": 0.05, "max_wait_s": 0.1, **arguments}
+    with mock.patch.object(group_member, "KafkaClient", return_value=ClientOfMember(cluster)):
+        consumer = Consumer("t", brokers="fake:9092", group="g", membership=ByHand(made=made.append), **chosen)
+    return consumer, made
 
 
 class MemorySink:

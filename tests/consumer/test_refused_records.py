@@ -7,16 +7,14 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from allocator import Consumer, Record, TopicPartition
-from allocator.core.consumer import group_member
 from allocator.errors import Fenced
 from allocator.sinks import SqliteSink
 from allocator.testing import FaultProxy, LocalCluster, wait_until, wait_until_async
-from tests.consumer.fake_kafka import ByHand, ClientOfMember, GroupCluster, HandMembership
+from tests.consumer.fake_kafka import GroupCluster, HandMembership, consumer_by_hand
 from tests.consumer.real_service import Service
 from tests.stored import stored_offset
 
@@ -169,16 +167,8 @@ async def test_a_sink_stores_no_record_behind_one_that_the_reader_left_out(
 @contextlib.asynccontextmanager
 async def owner_of(*partitions: TopicPartition) -> AsyncIterator[tuple[Consumer, HandMembership]]:
     """The owner of these partitions, each with some records."""
-    cluster, made = GroupCluster(ids=True), list[HandMembership]()
-    with mock.patch.object(group_member, "KafkaClient", return_value=ClientOfMember(cluster)):
-        consumer = Consumer(
-            "t",
-            brokers="fake:9092",
-            group="g",
-            membership=ByHand(made=made.append),
-            auto_commit_interval_s=0.05,
-            max_wait_s=0.1,
-        )
+    cluster = GroupCluster(ids=True)
+    consumer, made = consumer_by_hand(cluster)
     cluster.create(partitions)
     async with consumer:
         for partition in partitions:
@@ -231,13 +221,12 @@ async def test_a_task_that_goes_on_does_so_for_itself_and_not_for_another_that_c
             elif consumer.may_act(record):
                 done.append((record.partition, record.offset))
 
-        async def wait(record: Record) -> None:
-            if not consumer.may_act(record):
-                hand.resume()
-                await consumer.until_may_act()
+        async def go_on() -> None:
+            hand.resume()
+            await consumer.until_may_act()
 
         async def act(records: list[Record]) -> None:
-            await asyncio.gather(*map(leave_out, records), *map(wait, records))
+            await asyncio.gather(*map(leave_out, records), go_on())
 
         async def handle(record: Record) -> None:
             await act([record])

@@ -6,17 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from allocator import Batch, Consumer, TopicPartition
-from allocator.core.consumer import group_member
 from allocator.errors import CorruptRecordError
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
 from allocator.handlers.processor import Processor
-from tests.consumer.fake_kafka import ByHand, ClientOfMember, GroupCluster, HandMembership
+from tests.consumer.fake_kafka import GroupCluster, HandMembership, consumer_by_hand
 from tests.fetch.fetch_encode import R, batch
 
 P, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -41,15 +39,8 @@ def fill(cluster: GroupCluster, partition: TopicPartition, *, first: int = BAD) 
 
 @contextlib.asynccontextmanager
 async def owner(*, first: int = BAD, **arguments: Any) -> AsyncIterator[tuple[Consumer, GroupCluster, HandMembership]]:
-    cluster, made = GroupCluster(ids=True), list[HandMembership]()
-    with mock.patch.object(group_member, "KafkaClient", return_value=ClientOfMember(cluster)):
-        consumer = Consumer(
-            "t",
-            brokers="fake:9092",
-            group="g",
-            membership=ByHand(made=made.append),
-            **{"auto_commit_interval_s": 0.05, "max_wait_s": 0.1, **arguments},
-        )
+    cluster = GroupCluster(ids=True)
+    consumer, made = consumer_by_hand(cluster, **arguments)
     cluster.create([P, OTHER])
     fill(cluster, P, first=first)
     async with consumer:

@@ -62,6 +62,18 @@ class Mirrored:
         """Records that the old log lost before this mirror got them. It reports them."""
         self.map = OffsetTranslation([Run(0, 0)])
 
+    def grows(self, step: str, count: int) -> bool:
+        """Takes a step in which a log grows. Returns False for another one."""
+        if step in ("write", "hide"):
+            self.old += [step == "write"] * count
+        elif step == "strangers":
+            self.new += [None] * count
+        elif step == "mirror":
+            self.mirror(count)
+        else:
+            return False
+        return True
+
     def mirror(self, count: int) -> None:
         stop = min(self.position + count, len(self.old))
         batch = [n for n in range(self.position, stop) if self.old[n]]
@@ -146,12 +158,8 @@ LOSSES = ["write", "write", "mirror", "mirror", "hide", "strangers", "commit", "
 def test_no_rollback_skips_a_record_after_a_log_has_lost_its_last_ones(history: list[tuple[str, int]]) -> None:
     model = Lossy()
     for step, count in history:
-        if step in ("write", "hide"):
-            model.old += [step == "write"] * count
-        elif step == "mirror":
-            model.mirror(count)
-        elif step == "strangers":
-            model.new += [None] * count
+        if model.grows(step, count):
+            pass
         elif step == "commit":
             model.committed = model.position, len(model.new)
         elif step == "lose":
@@ -171,12 +179,8 @@ STEPS = ["write", "write", "mirror", "mirror", "hide", "strangers", "delete old"
 def test_no_start_skips_a_record_that_the_new_log_has(history: list[tuple[str, int]]) -> None:
     model = Mirrored()
     for step, count in history:
-        if step in ("write", "hide"):
-            model.old += [step == "write"] * count
-        elif step == "mirror":
-            model.mirror(count)
-        elif step == "strangers":
-            model.new += [None] * count
+        if model.grows(step, count):
+            pass
         elif step == "delete old":
             model.old_start = min(model.old_start + count, len(model.old))
             model.gone |= {*range(model.position, model.old_start)}

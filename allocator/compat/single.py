@@ -152,17 +152,15 @@ class SingleConsumer(BaseConsumer):
         if not partitions:
             return
         try:
-            ends = {}
-            if timestamp >= 0:  # after all records, it means the end; a record that is written later is not skipped
-                ends = await list_offsets(self._client, dict.fromkeys(partitions, "latest"), timeout_s=LOOKUP_S)
-            found = await list_offsets(self._client, dict.fromkeys(partitions, timestamp), timeout_s=LOOKUP_S)
+            at = dict.fromkeys(partitions, timestamp)
+            found = await list_offsets(self._client, at, timeout_s=LOOKUP_S, or_end=True)
         except AllocatorError as error:
             unknown = NoOffsetsError(f"cannot find the start of topic {partitions[0].topic!r}: {error}")
             unknown.retriable, unknown.partitions = error.retriable, frozenset(partitions)
             raise unknown from error
         self._read_also(partitions)
         for partition in partitions:
-            there = found[partition] or ends.get(partition)
+            there = found[partition]
             if there is not None:
                 self._state.seek(partition, there)
                 self._astray.discard(partition)

@@ -21,16 +21,7 @@ from allocator.core.errors import BrokerError, BrokersUnavailable, TopicNotFound
 from allocator.core.settings.table import DEFAULT
 from allocator.core.types import OffsetAndTimestamp, TopicPartition
 
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "EpochEnd",
-    "OffsetAndTimestamp",
-    "ends_of_epochs",
-    "find_starts",
-    "is_supported",
-    "list_offsets",
-]
+__all__ = ["EARLIEST", "LATEST", "EpochEnd", "OffsetAndTimestamp", "ends_of_epochs", "is_supported", "list_offsets"]
 
 EARLIEST = -2
 LATEST = -1
@@ -57,12 +48,14 @@ async def list_offsets(
     timeout_s: float = 30.0,
     reached: Mapping[TopicPartition, int] = MappingProxyType({}),
     replica_id: int = CONSUMER,
+    or_end: bool = False,
 ) -> Found:
     """Returns the offset of each partition at "earliest", "latest" (the next to be written) or a time in epoch ms.
 
-    At a time, it is the offset of the first record that is not older, or None without one. Brokers before 0.10.1 know
-    only the times of log segments: the offset is then the start of a segment at or before that record, with timestamp
-    -1. With "read_committed", "latest" is the last stable offset (from 0.11 on).
+    At a time, it is the offset of the first record that is not older, or None without one; with `or_end`, the end that
+    the log had before the times were looked up, so that no record that is written meanwhile is skipped. Brokers before
+    0.10.1 know only the times of log segments: the offset is then the start of a segment at or before that record, with
+    timestamp -1. With "read_committed", "latest" is the last stable offset (from 0.11 on).
 
     `reached` has offsets up to which the logs were read. Before Kafka 2.2 a new leader reports a lower end for a
     moment, so an offset below it is requested again for up to 5 s. With `replica_id` DEBUGGING, "latest" is the end of
@@ -71,6 +64,10 @@ async def list_offsets(
     Retries for `timeout_s` while leaders move, and for 5 s if the brokers lack a topic or partition, which may be new.
     Raises `TopicNotFound`, or `BrokerError` with a partition and the cause.
     """
+    ends: Found = {}
+    if or_end and (timed := [tp for tp, when in at.items() if isinstance(when, int) and when >= 0]):
+        latest = dict.fromkeys(timed, LATEST)
+        ends = await list_offsets(client, latest, isolation_level=isolation_level, timeout_s=timeout_s)
     started = time.monotonic()
     found: Found = {}
     version = client.api_version(protocol.ListOffsetsRequest)
@@ -104,7 +101,7 @@ async def list_offsets(
             found.update(lower)
             lower = {}
         if not causes and not lower:
-            return found
+            return {tp: there or ends.get(tp) for tp, there in found.items()}
         for error in causes.values():
             if not error.retriable:
                 raise error
@@ -121,18 +118,6 @@ async def list_offsets(
         await asyncio.sleep(client.retry_backoff_s)
         with contextlib.suppress(BrokersUnavailable):  # the leaders may return within the timeout
             await client.refresh({tp.topic for tp in (*causes, *lower)})
-
-
-async def find_starts(client: KafkaClient, at: Mapping[TopicPartition, LogTime], **options: Any) -> Found:
-    """Like `list_offsets` with these `options`, but returns the end of a partition at a time after all its records.
-
-    It reads these ends before it looks up the times. In the other order, a record that is written in between would lie
-    before the returned end, and its reader would skip it.
-    """
-    timed = [tp for tp, when in at.items() if isinstance(when, int) and when >= 0]
-    ends = await list_offsets(client, dict.fromkeys(timed, LATEST), **options) if timed else {}
-    found = await list_offsets(client, at, **options)
-    return {tp: ends.get(tp) if there is None else there for tp, there in found.items()}
 
 
 def _why_leaderless(client: KafkaClient, tp: TopicPartition) -> BrokerError:

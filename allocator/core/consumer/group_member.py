@@ -14,7 +14,7 @@ from typing import Any
 
 from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import EARLIEST, LATEST, find_starts
+from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.core.consumer.commits import RELEASE_PATIENCE_S, Commits
 from allocator.core.consumer.doubts import Doubts
 from allocator.core.consumer.measures import OwnLoad, lag
@@ -351,7 +351,7 @@ class GroupMember:
         """Returns the offset at "earliest", "latest", or of the first record at or after a time in milliseconds; the
         end if all records are older. Raises AllocatorError."""
         asked = {"earliest": EARLIEST, "latest": LATEST}.get(at, at) if isinstance(at, str) else at
-        there = (await find_starts(self.client, {partition: int(asked)}))[partition]
+        there = (await list_offsets(self.client, {partition: int(asked)}, or_end=True))[partition]
         assert there is not None
         return int(there.offset)
 

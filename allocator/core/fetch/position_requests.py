@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Optional, Protocol
 
-from allocator.core.client.log_offsets import ends_of_epochs, find_starts, is_supported
+from allocator.core.client.log_offsets import ends_of_epochs, is_supported, list_offsets
 from allocator.core.errors import AllocatorError, BrokerError, Closed
 from allocator.core.fetch.repeats import RepeatedFailures
 from allocator.core.subscription import LogTruncation, RecordsLost, SubscriptionState, TopicPartitionState
@@ -223,7 +223,7 @@ class PositionRequests:
             # read before the requests, which fail at a leader of another epoch
             leaders = {tp: self._client.leader_epoch(tp) for tp in at}
             level = self._isolation_level
-            found = await find_starts(self._client, at, isolation_level=level, timeout_s=TIMEOUT_S)
+            found = await list_offsets(self._client, at, isolation_level=level, timeout_s=TIMEOUT_S, or_end=True)
         except Closed:
             raise
         except AllocatorError as error:

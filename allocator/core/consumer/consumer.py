@@ -439,12 +439,13 @@ class ConsumerBase:
         If a record or batch is given, it answers for this one: whether the ownership under which it was delivered still
         lasts. Without a group (`membership="fixed"`), whether this member owns its partition.
 
-        A record for which it returns False is not done. If the partition stays here, the record comes again once the
-        lease is renewed, and so do those after it in hand, for which the same task is told False, too. That ends if
-        this task awaits `until_may_act`, or if the answer for the record is True later, whoever asks. Without `record`,
-        all records in hand come again that the sink has not stored, if the reader asks, or a task that it has started;
-        so a reader asks for each record better, or it makes no progress while the lease comes and goes. A handler's
-        thread that lacks the context of the call, as with `run_in_executor`, has to give the record.
+        A record for which the answer is False is not done. If the partition stays with this member, the record comes
+        again once the lease is renewed, and so do the records after it in hand. For these, the same task gets False
+        too. The record counts as done after all if this task awaits `until_may_act`, or if any task gets True for it.
+
+        If the reader, or a task that it has started, asks without `record` and gets False, all records in hand come
+        again that the sink has not stored. So give the record: otherwise the reader makes no progress while the lease
+        comes and goes. A handler's thread must give it if it lacks the context of the call, as with `run_in_executor`.
         """
         hold, member = self._member.hold_of_call, self._member
         if record is None:

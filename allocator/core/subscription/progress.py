@@ -47,7 +47,7 @@ class Hold:
         context the code runs."""
         called = self._unit_of_call()
         unit = called if record is None else record
-        place = unit.base_offset if hasattr(unit, "base_offset") else unit.offset
+        place: Any = _first_of(unit)
         if unit is not called and (unit.topic, unit.partition) != self.tenure.partition:
             place = unit.topic, unit.partition, place
             if called is not None and self.has(called, place):
@@ -85,7 +85,7 @@ class Hold:
 
     def has(self, unit: Any, place: Any) -> bool:
         """Returns whether a delivered record or batch has the record at this place."""
-        first = unit.base_offset if hasattr(unit, "base_offset") else unit.offset
+        first = _first_of(unit)
         return isinstance(place, int) and first <= place < getattr(unit, "next_offset", first + 1)
 
     def end_before(self, offset: int) -> None:
@@ -158,6 +158,12 @@ class Call:
 _call_here: ContextVar[Optional[Call]] = ContextVar("allocator_call_here", default=None)
 _asked_in: ContextVar[Any] = ContextVar("allocator_asked_in", default=None)
 """The task that was told last not to act: this one, or one that has started it."""
+
+
+def _first_of(unit: Any) -> int:
+    """Returns the offset of a record, or of the first one of a batch."""
+    first: int = unit.base_offset if hasattr(unit, "base_offset") else unit.offset
+    return first
 
 
 def _task() -> Any:

@@ -111,6 +111,7 @@ class Hosts:
         if time.monotonic() > self._connected_at + 1.0:
             self._connected_at = time.monotonic()
             self._admins.append(AdminClient({"bootstrap.servers": self.cluster.bootstrap, "log_level": 0}))
+            self.admin.list_topics(timeout=ADMIN_S)  # several requests at once crash one that knows no broker yet
 
     async def shared(self, client: str) -> Host:
         if client not in self._shared:

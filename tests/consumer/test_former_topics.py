@@ -349,6 +349,22 @@ async def test_a_partition_that_moves_away_in_doubt_ends_nothing(pair: Service) 
             assert sorted([*await read(one, 5), *await read(other, 5)]) == list(range(50, 60))
 
 
+async def test_a_position_beyond_the_end_of_one_log_says_nothing_of_the_topic(pair: Service) -> None:
+    one, other = pair.partitions
+    async with pair.consumer(auto_commit_interval_s=None) as consumer:
+        await read_old(pair, consumer)
+        await consumer.commit()
+        consumer.pause(other)
+        consumer.seek(other, 45)
+        decide = pause(consumer)
+        await resume(consumer)
+        decide.set()
+        await pair.produce(50, 60)  # up to offset 30
+        records = [await consumer.getone() for _ in range(35)]  # `other` once more from its beginning
+        assert [record.offset for record in records if record.partition == one.partition] == list(range(25, 30))
+        assert [(loss.partition, loss.recreated) for loss in consumer.losses] == [(other, False)]
+
+
 async def test_topics_of_another_cluster_tell_nothing(
     pair: Service, cluster_factory: Callable[..., LocalCluster]
 ) -> None:

@@ -36,9 +36,10 @@ class Doubts:
     A partition is in doubt once metadata lacks its topic, which brokers that have just started lack too, after a while
     in which nothing was fetched, and when the znode of its topic changes. Until it is decided, nothing of it is
     delivered or committed. A topic is another one if its id has changed (Kafka 2.8 and newer). Without ids its znode
-    tells, in case the group's ZooKeeper is that of the brokers. Otherwise it is another one if a log ends before the
-    position, or if the coordinator has none of its committed offsets any more, because coordinators delete the offsets
-    of deleted topics (0.10.2 and newer, KAFKA-2000). A coordinator that was away at the deletion keeps them.
+    tells, in case the group's ZooKeeper is that of the brokers. Otherwise it is another one if a log ends before a
+    position that it had, or if the coordinator has none of its committed offsets any more, because coordinators delete
+    the offsets of deleted topics (0.10.2 and newer, KAFKA-2000). A coordinator that was away at the deletion keeps
+    them.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Doubts:
         return self._changed(created) | short | ({tp.topic for tp in known} - {tp.topic for tp in found})
 
     async def _short_of(self, partitions: Iterable[TopicPartition]) -> set[TopicPartitionState]:
-        """Returns the tenures of these partitions whose log ends before the position."""
+        """Returns the tenures of these partitions whose log ends before what it has had up to the position."""
         led = [tp for tp in partitions if self._client.leader(tp) is not None]
         latest = dict.fromkeys(led, LATEST)
         ends = await list_offsets(self._client, latest, timeout_s=TIMEOUT_S, replica_id=DEBUGGING) if led else {}
@@ -177,10 +178,7 @@ class Doubts:
         return {
             tenure
             for tp, end in ends.items()
-            if end is not None
-            and (tenure := assigned.get(tp)) is not None
-            and tenure.position is not None
-            and end.offset < tenure.position.offset
+            if end is not None and (tenure := assigned.get(tp)) is not None and end.offset < tenure.reached
         }
 
     def _changed(self, created: Mapping[str, int]) -> set[str]:

@@ -16,9 +16,8 @@ from typing import Any, TypeVar, Union
 from allocator.compat.generation import Generation
 from allocator.compat.group_config import ConsumerGroupConfig, kafka_settings_of
 from allocator.core.aio import TaskGroup
-from allocator.core.client import KafkaClient
+from allocator.core.client import Committer, Identity, KafkaClient
 from allocator.core.membership import AssignmentListener
-from allocator.core.offsets import Committer, Identity
 from allocator.protocols.kafka_classic import KafkaMembership
 from allocator.protocols.zookeeper import (
     AssignmentDocument,

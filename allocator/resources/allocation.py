@@ -12,8 +12,7 @@ from allocator import RebalanceListener, ZooKeeper
 from allocator.assignors import Assignor, built_in, resolve
 from allocator.core.aio import ClosesOnce, call_user, warn_unclosed
 from allocator.core.consumer import MembershipConfig
-from allocator.core.settings import DEFAULT, names_arguments
-from allocator.core.subscription import ANY_TOPIC
+from allocator.core.settings import ANY_TOPIC, DEFAULT, names_arguments
 from allocator.core.text import shown
 from allocator.errors import AllocatorError, ConfigError, ResourceLost
 from allocator.protocols.zookeeper import Paths, ZooKeeperMembership, ZooKeeperSettings

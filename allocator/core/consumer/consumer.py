@@ -12,7 +12,6 @@ from typing import Any, ClassVar, TypeVar
 from allocator.core.aio.tasks import ClosesOnce, ends, warn_unclosed
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
-from allocator.core.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
 from allocator.core.consumer.group_member import GroupMember
 from allocator.core.consumer.measures import reference_metrics
 from allocator.core.consumer.membership_config import MembershipConfig, MembershipOptions
@@ -20,6 +19,7 @@ from allocator.core.consumer.reading import Reading
 from allocator.core.consumer.sink import OffsetSink
 from allocator.core.errors import Closed, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch, deserialized
+from allocator.core.settings.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.loss import RecordsLost, as_written, listed
 from allocator.core.subscription.partition import TopicPartitionState

@@ -14,6 +14,7 @@ from typing import Any
 
 from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
+from allocator.core.client.coordinator import Coordinator
 from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.core.consumer.commits import RELEASE_PATIENCE_S, Commits
 from allocator.core.consumer.doubts import Doubts
@@ -30,7 +31,6 @@ from allocator.core.consumer.topic_choice import TopicChoice
 from allocator.core.errors import AllocatorError, Closed, ConfigError, IllegalState, NotOwned, SinkBehind
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
 from allocator.core.record import Record
 from allocator.core.settings.table import check_keywords

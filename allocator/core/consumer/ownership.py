@@ -7,9 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from allocator.core.aio.tasks import BackgroundTasks
-from allocator.core.consumer.starting_positions import CommittedOffsets, SinkOffsets, StartingPositions
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.fetch.starting_positions import CommittedOffsets, SinkOffsets, StartingPositions
 from allocator.core.membership.holding import HoldingListener, call_listener, draining, notify
 from allocator.core.subscription.listener import RebalanceEvent
 from allocator.core.subscription.loss import RecordsLost

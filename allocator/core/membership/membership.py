@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+from allocator.core.client.offset_messages import Committer
 from allocator.core.errors import IllegalState
-from allocator.core.offsets.messages import Committer
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition

@@ -12,11 +12,10 @@ from typing import Final
 from allocator.core.aio.backoff import Backoff
 from allocator.core.client import protocol
 from allocator.core.client.client import KafkaClient
+from allocator.core.client.coordinator import Coordinator
 from allocator.core.client.errors import COMMIT, OFFSET_FETCH, ErrorCode, Reaction, RequestFailed, for_code, reaction_to
 from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitResponse
-from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, Fenced, NoOffsetsError
-from allocator.core.offsets.coordinator import Coordinator
-from allocator.core.offsets.messages import (
+from allocator.core.client.offset_messages import (
     ALL_PARTITIONS,
     OUTSIDE,
     STABLE,
@@ -27,6 +26,7 @@ from allocator.core.offsets.messages import (
     fetch_request,
     fetch_results,
 )
+from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, Fenced, NoOffsetsError
 from allocator.core.offsets.pending_commit import (
     MOST_PARTITIONS,
     TERMS,

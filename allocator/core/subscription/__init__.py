@@ -14,13 +14,6 @@ from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.listener import RebalanceEvent, RebalanceListener, check_listener
 from allocator.core.subscription.loss import Committed, RecordsLost
 from allocator.core.subscription.partition import TopicPartitionState
-from allocator.core.subscription.patterns import (
-    ANY_TOPIC,
-    PartitionCountSource,
-    TopicSelection,
-    check_pattern,
-    topic_pattern,
-)
 from allocator.core.subscription.progress import Call, Hold, Progress
 from allocator.core.subscription.state import LATEST, LogTruncation, SubscriptionState
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures

@@ -28,8 +28,7 @@ from allocator.assignors import REPORT_S, Assignor, Load, LoadReport
 from allocator.commands import KINDS, LEADERS_KINDS, CommandKeeper, Commands
 from allocator.core.aio import TaskGroup, boot_clock, wait_for_event, wall_ms
 from allocator.core.membership import AssignmentListener, MemberSettings
-from allocator.core.settings import DEFAULT
-from allocator.core.subscription import PartitionCountSource
+from allocator.core.settings import DEFAULT, PartitionCountSource
 from allocator.core.telemetry import Measures
 from allocator.documents import InvalidZnode
 from allocator.errors import InconsistentAssignor, InstanceIdInUse

@@ -14,9 +14,9 @@ from functools import partial
 from allocator.core.aio.backoff import Backoff
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import DEBUGGING, LATEST, list_offsets
-from allocator.core.consumer.starting_positions import CommittedOffsets
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.fetch.starting_positions import CommittedOffsets
 from allocator.core.membership.membership import Membership, TopicRecords
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState

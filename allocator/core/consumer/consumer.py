@@ -13,7 +13,6 @@ from allocator.core.aio.tasks import ClosesOnce, ends, warn_unclosed
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
 from allocator.core.consumer.group_member import GroupMember
-from allocator.core.consumer.measures import reference_metrics
 from allocator.core.consumer.membership_config import MembershipConfig, MembershipOptions
 from allocator.core.consumer.reading import Reading
 from allocator.core.consumer.sink import OffsetSink
@@ -23,7 +22,7 @@ from allocator.core.settings.arguments import as_offset, as_offsets, as_partitio
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.loss import RecordsLost, as_written, listed
 from allocator.core.subscription.partition import TopicPartitionState
-from allocator.core.telemetry.measures import Measures
+from allocator.core.telemetry.measures import Measures, reference_metrics
 from allocator.core.text.quoting import partition_names, shown
 from allocator.core.types import (
     LAST_OFFSET,

@@ -15,21 +15,21 @@ from typing import Any
 from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.coordinator import Coordinator
-from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.client.log_offsets import EARLIEST, LATEST, lag, list_offsets
 from allocator.core.consumer.commits import RELEASE_PATIENCE_S, Commits
-from allocator.core.consumer.doubts import Doubts
-from allocator.core.consumer.measures import OwnLoad, lag
 from allocator.core.consumer.membership_config import (
     CommandSource,
     MemberParts,
     MembershipConfig,
 )
+from allocator.core.consumer.own_load import OwnLoad
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, Unit, check_sink
 from allocator.core.consumer.topic_choice import TopicChoice
 from allocator.core.errors import AllocatorError, Closed, ConfigError, IllegalState, NotOwned, SinkBehind
 from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.doubts import Doubts
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.storage import StoredOffsets
 from allocator.core.record import Record

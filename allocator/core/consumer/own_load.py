@@ -1,45 +1,14 @@
-"""Measures a group's lag, for assignors that balance work, and names metrics like Kafka's own clients."""
+"""Measures the load of the partitions that a consumer owns, for assignors that balance work."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from allocator.assignors import LoadMeter, LoadReport
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.telemetry.measures import Effort, Measures
-from allocator.core.types import LoadSource, OffsetAndMetadata, TopicPartition
-
-TIMEOUT_S = 2.0  # short, because a rebalance waits for the lag
-Committed = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]]
-
-
-async def lag(
-    client: KafkaClient, committed: Committed, reset: object, partitions: Collection[TopicPartition]
-) -> dict[TopicPartition, float]:
-    """Returns the number of offsets from the committed offset to the end of the log, where both are known.
-
-    Without a committed offset it counts from where `reset` begins: the complete log for "earliest", 0 for "latest".
-    Otherwise the partition is left out, like a partition without a leader. Raises BrokerError, NoOffsetsError.
-    """
-    asked = [partition for partition in partitions if client.leader(partition) is not None]
-    if not asked:
-        return {}
-    ends = await list_offsets(client, dict.fromkeys(asked, LATEST), timeout_s=TIMEOUT_S)
-    begins = {partition: found.offset for partition, found in (await committed(asked)).items()}
-    new = [partition for partition in asked if partition not in begins]
-    if new and reset in ("earliest", "latest"):
-        found = ends
-        if reset == "earliest":
-            found = await list_offsets(client, dict.fromkeys(new, EARLIEST), timeout_s=TIMEOUT_S)
-        begins.update({p: there.offset for p in new if (there := found[p]) is not None})
-    return {
-        partition: float(max(0, there.offset - begins[partition]))
-        for partition in asked
-        if (there := ends[partition]) is not None and partition in begins
-    }
+from allocator.core.types import LoadSource, TopicPartition
 
 
 class OwnLoad:
@@ -73,26 +42,3 @@ class OwnLoad:
             return LoadReport.of(source, self._meter.of_ends(ends))
         work.keep(owned)
         return LoadReport.of(source, self._meter.of_work(ends, work.by_partition))
-
-
-def reference_metrics(measures: Measures, lag: Mapping[TopicPartition, int], assigned: int) -> dict[str, float]:
-    """Returns the metrics of kafka-python's coordinator and fetcher: times in milliseconds, rates per second.
-
-    Times and rates cover the last 30 to 60 seconds. `last-heartbeat-seconds-ago` is missing before the first heartbeat,
-    `records-lag-max` before the first fetch.
-    """
-    found: dict[str, float] = {"assigned-partitions": assigned}
-    for name, measure in (
-        ("join-time", measures.join),
-        ("sync-time", measures.sync),
-        ("commit-latency", measures.commit),
-        ("heartbeat-response-time", measures.heartbeat),
-    ):
-        found[f"{name}-avg"] = 1000 * measure.avg_s
-        found[f"{name}-max"] = 1000 * measure.max_s
-        found[f"{name.split('-')[0]}-rate"] = measure.rate
-    if measures.last_heartbeat_age_s is not None:
-        found["last-heartbeat-seconds-ago"] = measures.last_heartbeat_age_s
-    if lag:
-        found["records-lag-max"] = max(lag.values())
-    return found

@@ -22,8 +22,8 @@ from functools import partial
 from typing import Any, Optional, TypeVar
 
 from allocator.core.aio import wait_for_event
-from allocator.core.client import Coordinator, KafkaClient
-from allocator.core.consumer import MemberParts, lag
+from allocator.core.client import Coordinator, KafkaClient, lag
+from allocator.core.consumer import MemberParts
 from allocator.core.membership import AssignmentListener, Membership
 from allocator.core.offsets import GroupOffsets
 from allocator.core.subscription import stamped

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from allocator import lazy_names
 
 if TYPE_CHECKING:
-    from allocator.core.membership.holding import HoldingListener, draining, notify
+    from allocator.core.membership.holding import HoldingListener, draining
     from allocator.core.membership.membership import (
         AssignmentListener,
         GroupMembership,
@@ -26,7 +26,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = lazy_names(
         __name__,
         {
-            "holding": "HoldingListener draining notify",
+            "holding": "HoldingListener draining",
             "membership": "AssignmentListener GroupMembership MemberSettings Membership",
         },
     )

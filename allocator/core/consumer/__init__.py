@@ -19,4 +19,3 @@ from allocator.core.consumer.membership_config import (
 )
 from allocator.core.consumer.record_processor import RecordCommands
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset, check_sink
-from allocator.core.consumer.transactional import TransactionalCommits

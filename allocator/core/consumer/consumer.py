@@ -409,18 +409,17 @@ class ConsumerBase:
 
     def pause(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
         """Stops the delivery of these partitions until `resume`. The member still owns them. Raises NotOwned."""
-        chosen = as_partitions(partitions)
-        self._member.must_own(chosen)
-        for partition in chosen:
-            self._member.state.pause(partition)
-        self._member.fetcher.wake()
+        self._of_each(self._member.state.pause, partitions)
 
     def resume(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
         """Ends the pause of these partitions. Raises NotOwned."""
+        self._of_each(self._member.state.resume, partitions)
+
+    def _of_each(self, change: Callable[[TopicPartition], None], partitions: Iterable[Any]) -> None:
         chosen = as_partitions(partitions)
         self._member.must_own(chosen)
         for partition in chosen:
-            self._member.state.resume(partition)
+            change(partition)
         self._member.fetcher.wake()
 
     def paused(self) -> frozenset[TopicPartition]:
@@ -452,7 +451,7 @@ class ConsumerBase:
             if hold is not None:
                 hold.answer(None, may_act)
             elif not may_act and self._reading.may_be_asked():
-                member.state.reader.refuse_all(*(() if member.sink is None else (member.sink.reached,)))
+                member.state.reader.refuse_all(*(() if member.sink is None else (member.sink.database.reached,)))
             return may_act
         holds = [hold] if hold is not None and hold.is_of(record) else member.state.holds_of(record)
         if holds:  # of another call, or a thread lacks the context of this one

@@ -121,21 +121,21 @@ class Doubts:
         """Called with each metadata. A topic that is missing may come back with other records at the same offsets."""
         gone = {topic for topic in self._state.topics() if self._client.partitions(topic) is None}
         if gone:
-            self._state.doubts.update(gone)
             self._state.forget_logs(gone.__contains__)
-            for tp, tenure in self._state.assignment.items():
-                if tp.topic in gone and tenure.topic_id is None:
-                    tenure.doubt_log()
+            self._doubt(gone)
         self.wake()
 
     def _znode_changed(self, topic: str) -> None:
         self._watching.pop(topic, None)
         self._unwatched.add(topic)
-        self._state.doubts[topic] += 1
-        for tp, tenure in self._state.assignment.items():
-            if tp.topic == topic and tenure.topic_id is None:
-                tenure.doubt_log()
+        self._doubt({topic})
         self.wake()
+
+    def _doubt(self, topics: Set[str]) -> None:
+        self._state.doubts.update(topics)
+        for tp, tenure in self._state.assignment.items():
+            if tp.topic in topics and tenure.topic_id is None:
+                tenure.doubt_log()
 
     def wake(self) -> None:
         if self._woken is not None:

@@ -122,7 +122,7 @@ class GroupOffsets:
         """Waits for every `commit_async` and for the request in flight, at most until its timeout. Idempotent."""
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self.coordinator.settled(OffsetCommit)
+        await self._client.settled(OffsetCommit)
 
     async def retention_s(self) -> float | None:
         """Returns the seconds that Kafka keeps a committed offset (see `Coordinator.retention_s`)."""
@@ -137,7 +137,7 @@ class GroupOffsets:
         while ends := self.pending(partitions):
             await asyncio.wait(ends)
         if self._abandoned:
-            await self.coordinator.settled(OffsetCommit)
+            await self._client.settled(OffsetCommit)
 
     # -- fetch ----------------------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class GroupOffsets:
         Then pauses if `caller` has to repeat it.
         """
         if self._abandoned:  # an earlier request must not take effect after this one
-            await self.coordinator.settled(OffsetCommit)
+            await self._client.settled(OffsetCommit)
             self._abandoned = False
         callers = list(self._waiting)
         if any(error.retriable for error in _refuse(callers)):

@@ -37,14 +37,13 @@ class Ownership(HoldingListener):
         commits_settled: Callable[[Partitions], Awaitable[None]],
         measures: Measures,
         *,
-        retry_backoff_s: float = 0.1,
         began: Callable[[], None] | None = None,
         sink: SinkOffsets | None = None,
         listener: Listener | None = None,
     ) -> None:
         super().__init__(state, listener)
         self._state = state
-        self._starts = StartingPositions(state, committed, fetcher, sink, self.report, retry_backoff_s)
+        self._starts = StartingPositions(state, committed, fetcher, sink, self.report)
         self._fetcher = fetcher
         self._commit = commit
         self._commits_settled = commits_settled

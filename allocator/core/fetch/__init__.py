@@ -17,3 +17,4 @@ from allocator.core.fetch.columns import varint
 from allocator.core.fetch.decode import accelerated, scan
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.fetch.range_reader import RangeReader, RangeUnread
+from allocator.core.varint import signed_varint

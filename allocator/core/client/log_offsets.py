@@ -19,10 +19,8 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import ErrorCode, for_code
 from allocator.core.errors import BrokerError, BrokersUnavailable, TopicNotFound
 from allocator.core.settings.table import DEFAULT
-from allocator.core.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+from allocator.core.types import EARLIEST, LATEST, OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
-EARLIEST = -2
-LATEST = -1
 MAX_VERSION = 9  # newer versions add queries that this module does not use
 # Higher: finds a topic that was created a moment ago; lower: reports a mistyped name sooner
 MISSING_PATIENCE_S = 5.0

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from allocator.core.aio.tasks import ClosesOnce, ends, warn_unclosed
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
+from allocator.core.client.log_offsets import Found, list_offsets
 from allocator.core.consumer.group_member import GroupMember
 from allocator.core.consumer.membership_config import MembershipConfig, MembershipOptions
 from allocator.core.consumer.reading import Reading
@@ -25,7 +25,9 @@ from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.telemetry.measures import Measures, reference_metrics
 from allocator.core.text.quoting import partition_names, shown
 from allocator.core.types import (
+    EARLIEST,
     LAST_OFFSET,
+    LATEST,
     Assignors,
     Deserializer,
     IsolationLevel,

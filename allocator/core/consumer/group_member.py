@@ -15,7 +15,7 @@ from typing import Any
 from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.coordinator import Coordinator
-from allocator.core.client.log_offsets import EARLIEST, LATEST, lag, list_offsets
+from allocator.core.client.log_offsets import lag, list_offsets
 from allocator.core.consumer.commits import RELEASE_PATIENCE_S, Commits
 from allocator.core.consumer.membership_config import (
     CommandSource,
@@ -39,7 +39,16 @@ from allocator.core.subscription.progress import Hold
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
 from allocator.core.text.quoting import partition_names
-from allocator.core.types import NO_PARTITIONS, Listener, OffsetAndMetadata, OffsetReset, Partitions, TopicPartition
+from allocator.core.types import (
+    EARLIEST,
+    LATEST,
+    NO_PARTITIONS,
+    Listener,
+    OffsetAndMetadata,
+    OffsetReset,
+    Partitions,
+    TopicPartition,
+)
 
 log = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from typing import Protocol
 
 from allocator.core.aio.backoff import Backoff
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import DEBUGGING, LATEST, list_offsets
+from allocator.core.client.log_offsets import DEBUGGING, list_offsets
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.fetch.starting_positions import CommittedOffsets
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
-from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.types import LATEST, NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from allocator.core.subscription.listener import RebalanceEvent, RebalanceListen
 from allocator.core.subscription.loss import Committed, RecordsLost
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.progress import Call, Hold, Progress
-from allocator.core.subscription.state import LATEST, LogTruncation, SubscriptionState
+from allocator.core.subscription.state import LogTruncation, SubscriptionState
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 
 if TYPE_CHECKING:

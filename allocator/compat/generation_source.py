@@ -22,6 +22,7 @@ from allocator.protocols.kafka_classic import KafkaMembership
 from allocator.protocols.zookeeper import (
     AssignmentDocument,
     Paths,
+    Store,
     ZooKeeperClient,
     ZooKeeperMembership,
     ZooKeeperSettings,
@@ -200,11 +201,11 @@ class ZooKeeperGenerations(ZooKeeperMembership):
 
     def __init__(self, config: ConsumerGroupConfig, client: KafkaClient, tracker: GenerationTracker) -> None:
         assert config.zookeeper is not None
+        zk = ZooKeeperClient(
+            config.zookeeper, session_timeout_s=config.session_timeout_s, options=config.zookeeper_options
+        )
         super().__init__(
-            ZooKeeperClient(
-                config.zookeeper, session_timeout_s=config.session_timeout_s, options=config.zookeeper_options
-            ),
-            Paths(config.root, config.group),
+            Store(zk, Paths(config.root, config.group)),
             tracker,
             client,
             config.assignors(),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from allocator.compat.generation import Generation, PartitionStart
     from allocator.compat.group_config import ConsumerGroupConfig
     from allocator.compat.kiel_producer import KielProducer
-    from allocator.core.consumer.membership_config import Fixed, MembershipOptions
+    from allocator.core.consumer.membership_config import MembershipOptions
     from allocator.core.fetch.batch import Batch
     from allocator.core.subscription import RebalanceListener, RecordsLost
     from allocator.errors import AllocatorError, CommitFailed, DeliveryFailed, Fenced, GenerationEnded, GroupClosed
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from allocator.operate.switching import SwitchingConsumer
     from allocator.producer.consumer_transaction import Transaction
     from allocator.producer.producer import Producer
+    from allocator.protocols.fixed import Fixed
     from allocator.protocols.legacy.options import Kiel, OldConsumers, Pykafka
     from allocator.protocols.options import Kafka
     from allocator.protocols.zookeeper.options import ZooKeeper
@@ -56,6 +57,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     return find
 
 
+register("fixed", "allocator.protocols.fixed:Fixed")
 register("zookeeper", "allocator.protocols.zookeeper.options:ZooKeeper")
 register("kafka", "allocator.protocols.options:Kafka")
 for _name, _kind in {"kiel": "Kiel", "consumers": "OldConsumers", "pykafka": "Pykafka"}.items():
@@ -114,7 +116,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "compat.generation": "Generation PartitionStart",
             "compat.group_config": "ConsumerGroupConfig",
             "compat.kiel_producer": "KielProducer",
-            "core.consumer.membership_config": "Fixed MembershipOptions",
+            "core.consumer.membership_config": "MembershipOptions",
             "protocols.zookeeper.options": "ZooKeeper",
             "core.fetch.batch": "Batch",
             "commands": "Command CommandResult",
@@ -128,6 +130,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "operate.switching": "SwitchingConsumer",
             "producer.consumer_transaction": "Transaction",
             "producer.producer": "Producer",
+            "protocols.fixed": "Fixed",
             "protocols.legacy.options": "Kiel OldConsumers Pykafka",
             "protocols.options": "Kafka",
             "resources": "Allocation ChildrenOf",

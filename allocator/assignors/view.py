@@ -9,7 +9,7 @@ from itertools import islice
 
 from allocator.assignors.types import Assignor, GroupView, Member, wants
 from allocator.core.aio import within
-from allocator.core.subscription import PartitionCountSource
+from allocator.core.settings import PartitionCountSource
 from allocator.core.text import some_of
 from allocator.errors import AllocatorError
 from allocator.types import TopicPartition

@@ -16,13 +16,13 @@ from typing import Any, TypeVar, Union
 from allocator.compat.generation import Generation
 from allocator.compat.group_config import ConsumerGroupConfig, kafka_settings_of
 from allocator.core.aio import TaskGroup
-from allocator.core.client import KafkaClient
+from allocator.core.client import Committer, Identity, KafkaClient
 from allocator.core.membership import AssignmentListener
-from allocator.core.offsets import Committer, Identity
 from allocator.protocols.kafka_classic import KafkaMembership
 from allocator.protocols.zookeeper import (
     AssignmentDocument,
     Paths,
+    Store,
     ZooKeeperClient,
     ZooKeeperMembership,
     ZooKeeperSettings,
@@ -201,11 +201,11 @@ class ZooKeeperGenerations(ZooKeeperMembership):
 
     def __init__(self, config: ConsumerGroupConfig, client: KafkaClient, tracker: GenerationTracker) -> None:
         assert config.zookeeper is not None
+        zk = ZooKeeperClient(
+            config.zookeeper, session_timeout_s=config.session_timeout_s, options=config.zookeeper_options
+        )
         super().__init__(
-            ZooKeeperClient(
-                config.zookeeper, session_timeout_s=config.session_timeout_s, options=config.zookeeper_options
-            ),
-            Paths(config.root, config.group),
+            Store(zk, Paths(config.root, config.group)),
             tracker,
             client,
             config.assignors(),

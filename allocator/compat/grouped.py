@@ -16,8 +16,8 @@ from allocator.core.aio import Backoff
 from allocator.core.client import list_offsets
 from allocator.core.consumer import GroupMember, MembershipConfig, MembershipOptions
 from allocator.core.fetch import Batch, Fetcher
-from allocator.core.settings import DEFAULT, names_arguments
-from allocator.core.subscription import ANY_TOPIC, Hold, SubscriptionState
+from allocator.core.settings import ANY_TOPIC, DEFAULT, names_arguments
+from allocator.core.subscription import Hold, SubscriptionState
 from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsError, NotOwned
 from allocator.operate import ChoiceWatcher
 from allocator.protocols.zookeeper import ClusterChoice, EnsembleOptions, choice_path

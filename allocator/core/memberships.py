@@ -1,11 +1,11 @@
-"""Registry of the membership classes by name. Packages outside core register their classes."""
+"""Registry of the membership classes by name. `allocator` registers the classes of `allocator.protocols`."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-_PLACES = {"fixed": "allocator.core.consumer.membership_config:Fixed"}
+_PLACES: dict[str, str] = {}
 
 
 def register(name: str, place: str) -> None:

@@ -84,6 +84,11 @@ LAST_OFFSET: Final = (1 << 63) - 1
 LAST_EPOCH: Final = (1 << 31) - 1
 """The largest leader epoch that the protocol can carry."""
 
+EARLIEST: Final = -2
+"""The timestamp by which ListOffsets returns the first offset of the log."""
+LATEST: Final = -1
+"""The timestamp by which ListOffsets returns the end of the log."""
+
 Partitions = frozenset[TopicPartition]
 NO_PARTITIONS: Partitions = frozenset()
 

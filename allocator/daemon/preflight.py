@@ -19,8 +19,7 @@ from tornado.netutil import bind_sockets
 from allocator.core.aio import within
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
-from allocator.core.settings import address_text, parse_address
-from allocator.core.subscription import topic_pattern
+from allocator.core.settings import address_text, parse_address, topic_pattern
 from allocator.core.text import plain, some_of
 from allocator.daemon.config import Config
 from allocator.errors import AllocatorError, ConfigError

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from allocator.core.aio import first_of, wait_for_event
+from allocator.core.consumer import OffsetSink
 from allocator.core.telemetry import Measures
 from allocator.core.text import shown
 from allocator.errors import (
@@ -27,22 +28,12 @@ from allocator.handlers.letter_headers import shortened
 from allocator.handlers.policy import Action
 from allocator.handlers.retry_topics import RetryTopics
 from allocator.handlers.window import offset_of
-from allocator.types import Record, TopicPartition
+from allocator.types import Record
 
 log = logging.getLogger(__name__)
 
 OUT_OF_STEP = (AlreadyStored, SinkBehind)  # what a sink raises if its offset is not where the records in hand begin
 TOO_LARGE = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
-
-
-class PassingSink(Protocol):
-    """What the consumer's sink does for records that are given up (`OffsetSink`)."""
-
-    async def give_up(self, unit: Any) -> Any: ...
-
-    def take_back(self, partition: TopicPartition) -> None: ...
-
-    async def pass_by(self, unit: Any) -> None: ...
 
 
 class Failures:
@@ -58,7 +49,7 @@ class Failures:
         dead_letters: DeadLetterTopic | None,
         retry_topics: RetryTopics | None,
         measures: Measures,
-        sink: PassingSink | None,
+        sink: OffsetSink | None,
         *,
         may_act: Callable[[], bool],
         until_active: Callable[[], Coroutine[Any, Any, None]],

@@ -176,7 +176,7 @@ class Processor:
                 self._dead_letters,
                 self._retry_topics,
                 measures,
-                member.sink,
+                None if member.sink is None else member.sink.database,
                 may_act=member.membership.may_act,
                 until_active=member.commits.until_may_act,
             ),

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, Optional, Union
 
-from allocator.core.settings import DEFAULT, Number, Whole, check_path, check_topic, keyword_faults
-from allocator.core.subscription import check_pattern
+from allocator.core.settings import DEFAULT, Number, Whole, check_path, check_pattern, check_topic, keyword_faults
 from allocator.errors import ConfigError
 from allocator.migrate.topics import SUFFIX
 from allocator.protocols.zookeeper import same_cluster

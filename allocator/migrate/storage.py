@@ -12,9 +12,9 @@ from typing import Any, Optional
 from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.load`
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetDeleteRequest
 
-from allocator.core.client import KafkaClient, for_code
+from allocator.core.client import Coordinator, KafkaClient, for_code
 from allocator.core.fetch import RangeReader
-from allocator.core.offsets import Coordinator, GroupOffsets
+from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import stamped
 from allocator.core.text import partition_names

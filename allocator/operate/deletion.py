@@ -15,8 +15,8 @@ from typing import Any, Optional
 
 from kafka.protocol.admin import DeleteGroupsRequest
 
-from allocator.core.client import ErrorCode, KafkaClient, for_code
-from allocator.core.offsets import Coordinator, GroupOffsets
+from allocator.core.client import Coordinator, ErrorCode, KafkaClient, for_code
+from allocator.core.offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.clusters import Clusters
 from allocator.operate.group_report import listed

@@ -12,8 +12,7 @@ from typing import Any, Optional, Union
 
 from allocator.commands import KINDS, Command, CommandKeeper, Commands
 from allocator.core.aio import wall_ms
-from allocator.core.settings import DEFAULT, check_topic, names_arguments
-from allocator.core.subscription import ANY_TOPIC
+from allocator.core.settings import ANY_TOPIC, DEFAULT, check_topic, names_arguments
 from allocator.core.text import shown
 from allocator.documents import to_ranges
 from allocator.errors import CommandRefused, ConfigError

@@ -14,8 +14,7 @@ from allocator.assignors import LoadReport
 from allocator.commands import Commands
 from allocator.core.aio import wait_for_event, wall_ms
 from allocator.core.client import KafkaClient, list_offsets
-from allocator.core.settings import DEFAULT
-from allocator.core.subscription import topic_pattern
+from allocator.core.settings import DEFAULT, topic_pattern
 from allocator.documents import InflateBudget, InvalidZnode, to_ranges
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.clusters import Clusters

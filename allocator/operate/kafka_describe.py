@@ -16,8 +16,7 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeGroupsRequest, 
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
-from allocator.core.client import ErrorCode, KafkaClient, describe_configs, for_code
-from allocator.core.offsets import Coordinator
+from allocator.core.client import Coordinator, ErrorCode, KafkaClient, describe_configs, for_code
 from allocator.errors import BrokerError
 from allocator.operate.group_report import Coordinated, GroupState
 from allocator.protocols.kafka_classic import PROTOCOL_TYPE, Malformed, MemberAssignment, Subscription

@@ -17,12 +17,13 @@ from types import TracebackType
 from typing import Any, Final, Optional
 
 from allocator.core.client import KafkaClient
-from allocator.core.consumer import Chosen, ConsumerBase, TransactionalCommits
+from allocator.core.consumer import Chosen, ConsumerBase
 from allocator.core.subscription import Phase, TopicPartitionState
 from allocator.core.text import partition_names
 from allocator.errors import AllocatorError, BrokerError, ConfigError, Fenced, IllegalState
 from allocator.producer.intake import TakenRecord
 from allocator.producer.transaction import OVER, GroupOffset, NewRecord, TooLargeForTopic, TransactionalWriter
+from allocator.producer.transactional import TransactionalCommits
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 Records = Mapping[TopicPartition, Sequence[NewRecord]]
@@ -48,7 +49,7 @@ class ConsumerTransactions:
                 "offsets='kafka'"
             )
         self.group = group
-        self.offsets = TransactionalCommits(core.commits, core.client, core.state, core.fetcher)
+        self.offsets = TransactionalCommits(core)
         self._tenures: dict[TopicPartition, TenureTransactions] = {}
         self._limit: asyncio.Semaphore | None = None
 

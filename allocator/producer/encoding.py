@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple
 import cramjam
 from crc32c import crc32c
 
-from allocator.core.fetch import Batch, scan
-from allocator.core.varint import signed_varint
+from allocator.core.fetch import Batch, scan, signed_varint
 from allocator.errors import AllocatorError, CorruptRecordError
 from allocator.types import Record
 

@@ -22,8 +22,7 @@ from kafka.protocol.producer import (
 )
 
 from allocator.core.aio import Backoff
-from allocator.core.client import ErrorCode, KafkaClient, Reaction, for_code, reaction_to
-from allocator.core.offsets import Coordinator
+from allocator.core.client import Coordinator, ErrorCode, KafkaClient, Reaction, for_code, reaction_to
 from allocator.errors import AllocatorError, BrokerError, ConfigError, TopicAuthorizationFailed
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.encoding import CODECS, TARGET_BYTES

@@ -1,4 +1,4 @@
-"""Further memberships: Kafka's two group protocols, and the layouts of older libraries.
+"""The memberships: this project's own over ZooKeeper, Kafka's two, those of older libraries, and one without a group.
 
 `command_topic` stores the operator commands of groups that use Kafka's own protocols.
 """

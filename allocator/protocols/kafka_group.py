@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from allocator.core.aio import TaskGroup
-from allocator.core.client import ErrorCode, KafkaClient, Reaction, for_code, reaction_to
+from allocator.core.client import Coordinator, ErrorCode, Identity, KafkaClient, Reaction, for_code, reaction_to
 from allocator.core.membership import MemberSettings
-from allocator.core.offsets import Coordinator, Identity
 from allocator.core.settings import DEFAULT
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.heartbeat import HeartbeatLoop, HeartbeatTimer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from allocator.core.membership import AssignmentListener, Lease, MemberLease
+from allocator.core.membership import AssignmentListener
+from allocator.protocols.lease import Lease, MemberLease
 
 MAX_MARGIN_S = 5.0
 

@@ -6,10 +6,9 @@ import asyncio
 import logging
 
 from allocator.core.aio import TaskGroup
-from allocator.core.client import ErrorCode, KafkaClient
+from allocator.core.client import Committer, ErrorCode, Identity, KafkaClient
 from allocator.core.membership import AssignmentListener, GroupMembership
-from allocator.core.offsets import Committer, Identity
-from allocator.core.subscription import TopicSelection
+from allocator.core.settings import TopicSelection
 from allocator.errors import BrokersUnavailable, InstanceIdInUse
 from allocator.protocols.kafka_group import KafkaGroup
 from allocator.protocols.kafka_lease import KafkaLease

@@ -12,11 +12,10 @@ from allocator import RebalanceListener, ZooKeeper
 from allocator.assignors import Assignor, built_in, resolve
 from allocator.core.aio import ClosesOnce, call_user, warn_unclosed
 from allocator.core.consumer import MembershipConfig
-from allocator.core.settings import DEFAULT, names_arguments
-from allocator.core.subscription import ANY_TOPIC
+from allocator.core.settings import ANY_TOPIC, DEFAULT, names_arguments
 from allocator.core.text import shown
 from allocator.errors import AllocatorError, ConfigError, ResourceLost
-from allocator.protocols.zookeeper import Paths, ZooKeeperMembership, ZooKeeperSettings
+from allocator.protocols.zookeeper import Paths, Store, ZooKeeperMembership, ZooKeeperSettings
 from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames
 from allocator.resources.task_holds import TaskHolds
@@ -101,8 +100,7 @@ class Allocation:
         zk = options.ensemble()
         self._uses = TaskHolds(group, _Callbacks(on_assigned, on_revoked, on_lost or on_revoked))
         self._membership = ZooKeeperMembership(
-            zk,
-            Paths(options.root, group),
+            Store(zk, Paths(options.root, group)),
             self._uses,
             NameSource(resources, zk),
             {function.name: function},

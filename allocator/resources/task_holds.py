@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Protocol
 
-from allocator.core.membership import HoldingListener, draining, notify
+from allocator.core.membership import HoldingListener, draining
 from allocator.core.subscription import Phase, RebalanceEvent, Tenure, Tenures
 from allocator.errors import Closed, IllegalState
 from allocator.types import Partitions, TopicPartition
@@ -101,7 +101,7 @@ class TaskHolds(HoldingListener):
     async def assigned(self, partitions: Partitions) -> None:
         tenures = self._tenures(partitions)
         self._error = None  # forgets an earlier error, because the member takes part again
-        await notify(self.listener, RebalanceEvent.ASSIGNED, partitions)
+        await self.notify(RebalanceEvent.ASSIGNED, partitions)
         for tenure in tenures:
             tenure.is_ready = True
         self.wake()
@@ -112,12 +112,12 @@ class TaskHolds(HoldingListener):
         ending = [tenure for tenure in tenures if tenure.is_ready]
         for tenure in ending:
             tenure.is_ready = False
-        await notify(self.listener, RebalanceEvent.REVOKED, draining(ending))
+        await self.notify(RebalanceEvent.REVOKED, draining(ending))
         free = await self.freed(tenures)
         return draining(tenures) - draining(free)
 
     async def lost(self, partitions: Partitions) -> None:
-        await notify(self.listener, RebalanceEvent.LOST, partitions)
+        await self.notify(RebalanceEvent.LOST, partitions)
 
     def resumed(self) -> None:
         """Forgets an earlier error. `may_act` returns True again."""

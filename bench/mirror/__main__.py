@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import LATEST, list_offsets
+from allocator.core.client.log_offsets import list_offsets
+from allocator.core.types import LATEST
 from allocator.testing import LocalCluster
 from allocator.testing.jars import class_path
 from allocator.testing.java import find_java

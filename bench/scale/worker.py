@@ -23,6 +23,7 @@ from allocator.core.membership.membership import AssignmentListener
 from allocator.protocols.zookeeper.client.client import Op, Stat, ZooKeeperClient
 from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.protocols.zookeeper.znodes.documents import Paths
+from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.types import TopicPartition
 
 __all__ = ["Topics", "say"]
@@ -130,8 +131,7 @@ class BenchMember(AssignmentListener):
         self.zk = CountingZooKeeper(hosts, session_timeout_s)
         function = resolve(assignor)
         self.membership = ZooKeeperMembership(
-            self.zk,
-            Paths("/allocator", "scale"),
+            Store(self.zk, Paths("/allocator", "scale")),
             self,
             topics,
             {function.name: function},

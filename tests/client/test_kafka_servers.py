@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.client.log_offsets import list_offsets
+from allocator.core.types import EARLIEST, LATEST
 from allocator.errors import BrokerError, TopicNotFound
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.types import TopicPartition

@@ -14,8 +14,9 @@ from allocator.core.consumer.record_processor import RecordCommands
 from allocator.core.subscription import Phase, RecordsLost
 from allocator.core.subscription.commit_text import done_of, with_done
 from allocator.core.subscription.done import DoneSet
-from allocator.core.subscription.state import EARLIEST, SubscriptionState
+from allocator.core.subscription.state import SubscriptionState
 from allocator.core.telemetry.measures import Measures
+from allocator.core.types import EARLIEST
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
 from tests.memory_offsets import MemoryOffsets

@@ -140,7 +140,7 @@ MUTATIONS = [
     ),
     Mutation(
         "without a committed offset there is no memory",
-        "core/consumer/starting_positions.py",
+        "core/fetch/starting_positions.py",
         BEGIN,
         "        former = self._state.former(partition)\n"
         "        if committed is None and former is not None and former.proof is not None:\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from allocator.core.consumer.arguments import as_offset, as_partition
+from allocator.core.settings.arguments import as_offset, as_partition
 
 
 @pytest.mark.parametrize("given", ["t", 1, None, ("t", "1"), ("t", True), (1, "t"), ("t", 1, 2), ["t", 1]])

@@ -10,7 +10,7 @@ import pytest
 
 from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, TopicPartition
 from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.messages import commit_request
+from allocator.core.client.offset_messages import commit_request
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 from tests.joining import joined

@@ -12,7 +12,7 @@ import pytest
 from allocator import Consumer, ConsumerGroup, ConsumerGroupConfig, TopicPartition
 from allocator.compat.kept_offsets import KeptOffsets
 from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.coordinator import SHORTEST_RETENTION_S
+from allocator.core.client.coordinator import SHORTEST_RETENTION_S
 from allocator.core.offsets.idle import CHECK_S, MAX_PERIOD_S, IdleOffsets
 from allocator.core.offsets.pending_commit import Choice
 from allocator.errors import CommitFailed

@@ -12,8 +12,8 @@ import pytest
 
 import allocator
 from allocator import Consumer, RebalanceListener, Record
+from allocator.core.client import coordinator
 from allocator.core.consumer import group_member
-from allocator.core.offsets import coordinator
 from allocator.errors import CommitFailed
 from allocator.operate.switching import SwitchingConsumer
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster

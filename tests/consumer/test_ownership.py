@@ -65,7 +65,6 @@ async def owning(
         commit,
         settled,
         Measures(),
-        retry_backoff_s=0.01,
     )
     async with background() as tasks:
         owner.start(tasks)

@@ -10,7 +10,7 @@ from typing import Any
 
 from allocator.assignors import resolve
 from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.client.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.types import Partitions
 from allocator.errors import BrokerError

@@ -17,6 +17,7 @@ from allocator.protocols.legacy.owners import OwnersSettings
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.protocols.zookeeper.znodes.documents import Paths
+from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from tests.groups.members import History, RecordingOwner, StaticTopics, everything
@@ -77,8 +78,8 @@ class Member:
     def _new(self, zk: ZooKeeperClient, root: str) -> ZooKeeperMembership:
         naive, seat = resolve("naive"), {"instance_id": self.owner.name, "restart_grace_s": 600.0}
         settings = ZooKeeperSettings(**self.settings, **(seat if self.bench.layout == "kiel" else {}))
-        paths = Paths(root, self.bench.group)
-        member = SlowToJoin(zk, paths, self.owner, self.bench.topics, {naive.name: naive}, settings)
+        store = Store(zk, Paths(root, self.bench.group))
+        member = SlowToJoin(store, self.owner, self.bench.topics, {naive.name: naive}, settings)
         member.joining, member.may_join = self.joining, self.may_join
         return member
 

@@ -177,8 +177,7 @@ class TestMember:
         resolved = [resolve(spec) for spec in assignors]
         extra = {} if clock is None else {"clock": clock}
         self.membership = ZooKeeperMembership(
-            self.zk,
-            Paths("/allocator", group),
+            Store(self.zk, Paths("/allocator", group)),
             self.owner,
             topics,
             {assignor.name: assignor for assignor in resolved},

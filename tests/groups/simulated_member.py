@@ -15,6 +15,7 @@ from allocator.protocols.zookeeper.client.client import Op, Stat
 from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.protocols.zookeeper.session import GRACE_S
 from allocator.protocols.zookeeper.znodes.documents import Paths
+from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.types import TopicPartition
 from tests.groups.simulated_zookeeper import SimulatedZooKeeper
 from tests.groups.virtual_time import thread_context
@@ -97,8 +98,7 @@ class Worker:
         if world.follows:
             functions.insert(0, resolve("load-records"))
         self.membership = ZooKeeperMembership(
-            self.zk,  # type: ignore[arg-type]
-            Paths("/allocator", "g"),
+            Store(self.zk, Paths("/allocator", "g")),  # type: ignore[arg-type]
             self,
             world.topics,
             {function.name: function for function in functions},

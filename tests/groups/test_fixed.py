@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from allocator.core.membership.fixed import FixedMembership
 from allocator.core.types import Partitions
+from allocator.protocols.fixed import FixedMembership
 from allocator.testing import wait_until_async
 from tests.groups.members import History, RecordingOwner, StaticTopics
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.messages import Identity
+from allocator.core.client.offset_messages import Identity
 from allocator.errors import AllocatorError, BrokersUnavailable, ConfigError, Fenced
 from allocator.protocols.kafka_classic.consumer_protocol import MemberAssignment, Subscription, generation_from
 from allocator.protocols.kafka_classic.group import GroupPhase

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.messages import Identity
+from allocator.core.client.offset_messages import Identity
 from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, Fenced, InstanceIdInUse
 from allocator.protocols.kip848.group import Kip848Phase
 from allocator.protocols.kip848.membership import Kip848Membership

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from allocator.core.membership.lease import Lease
+from allocator.protocols.lease import Lease
 from allocator.protocols.zookeeper.session_lease import PACE, EnsembleLease
 
 TIMEOUT_S = 4.0

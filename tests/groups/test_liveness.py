@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 from allocator import Consumer
 from allocator.cli.access import Access
 from allocator.cli.commands import main
-from allocator.core.client import KafkaClient
-from allocator.core.offsets import Coordinator, GroupOffsets
+from allocator.core.client import Coordinator, KafkaClient
+from allocator.core.offsets import GroupOffsets
 from allocator.errors import ConfigError
 from allocator.migrate import OffsetStore
 from allocator.operate import MembersAlive, read_groups

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.core.client import KafkaClient
-from allocator.core.subscription.patterns import topic_pattern
+from allocator.core.settings.patterns import topic_pattern
 from allocator.documents.checked import InvalidZnode
 from allocator.errors import ConfigError, MissingExtra
 from allocator.protocols.zookeeper.znodes.documents import MemberInfo

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from allocator.core.consumer.starting_positions import StartingPositions
+from allocator.core.fetch.starting_positions import StartingPositions
 from allocator.core.subscription import Progress, Tenure, Tenures
 from allocator.core.subscription.partition import FetchState
 from allocator.protocols.zookeeper import decider, decision, group_znodes, plan

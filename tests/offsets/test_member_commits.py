@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from allocator.core.client.client import KafkaClient
+from allocator.core.client.offset_messages import Identity
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.offsets.messages import Identity
 from allocator.errors import Fenced
 from allocator.types import TopicPartition
 from tests.offsets.test_offsets import A, B, Coordinator, at, client_of

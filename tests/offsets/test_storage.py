@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.client.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
 from allocator.testing import LocalCluster
 from allocator.testing.plugin import ClusterFactory

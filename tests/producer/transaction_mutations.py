@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.consumer.progress_mutations import Mutation
 
 TRANSACTIONS = "producer/consumer_transaction.py"
-TRANSACTIONAL = "core/consumer/transactional.py"
+TRANSACTIONAL = "producer/transactional.py"
 RESULTS = "handlers/results.py"
 
 MUTATIONS = [

@@ -32,7 +32,7 @@ LINE = re.compile(r"\bpip install((?: (?:'[^'\n]+'|[\w.-]+(?:\[[\w,]+\])?(?![\w.
 # each extra works after its installation
 USE = {
     "web": "import allocator.web.metrics, allocator.web.server",
-    "patterns": "import re2, allocator.core.subscription.patterns",
+    "patterns": "import re2, allocator.core.settings.patterns",
     "msk": "import botocore.session",
     "otel": "import opentelemetry.sdk",
     "sql": "import allocator.sinks, sqlalchemy, psycopg",

@@ -30,7 +30,6 @@ CHAIN = (
 # (importing package, modules that are no face): why.
 INNER = {
     ("daemon", "allocator.core.memberships"): "a registry; the daemon reads its settings from the class of a name",
-    ("producer", "allocator.core.varint"): "one function of the record format, for the encoder",
 }
 SEAM = 130  # the number of names that other packages import from `core`; only lower it
 # Public short paths, for code that lives deeper; and what no tier holds.

@@ -11,8 +11,8 @@ import pytest
 from kafka.consumer import subscription_state as kafka_python
 
 from allocator import Consumer
-from allocator.core.membership.holding import notify
-from allocator.core.subscription import RebalanceListener, check_listener
+from allocator.core.membership import HoldingListener
+from allocator.core.subscription import RebalanceListener, Tenure, Tenures
 from allocator.core.subscription.listener import RebalanceEvent
 from allocator.operate.switching import SwitchingConsumer
 from allocator.types import TopicPartition
@@ -58,10 +58,13 @@ WITHOUT_LOST = [
 ]
 
 
+def hearing(listener: Any) -> HoldingListener:
+    return HoldingListener(Tenures(Tenure), listener)
+
+
 async def hear_all(listener: Any) -> None:
-    check_listener(listener)
     for event in (RebalanceEvent.ASSIGNED, RebalanceEvent.REVOKED, RebalanceEvent.LOST):
-        await notify(listener, event, PARTS)
+        await hearing(listener).notify(event, PARTS)
 
 
 @pytest.mark.parametrize("kind", WITHOUT_LOST)
@@ -113,7 +116,7 @@ async def test_a_listener_is_cancelled_with_the_task_that_notifies_it() -> None:
             finally:
                 ended.set()
 
-    notifying = asyncio.ensure_future(notify(Slow(), RebalanceEvent.REVOKED, PARTS))
+    notifying = asyncio.ensure_future(hearing(Slow()).notify(RebalanceEvent.REVOKED, PARTS))
     for _ in range(5):
         await asyncio.sleep(0)
     notifying.cancel()

@@ -9,8 +9,8 @@ import pytest
 
 from allocator.core.subscription.loss import Listed
 from allocator.core.subscription.partition import MOVES, FetchState, TopicPartitionState
-from allocator.core.subscription.state import EARLIEST, LATEST
 from allocator.core.subscription.tenures import Tenure, Tenures
+from allocator.core.types import EARLIEST, LATEST
 from allocator.errors import IllegalState
 from allocator.types import OffsetAndMetadata, TopicPartition
 from tests.hand_clock import Clock

@@ -11,7 +11,8 @@ from allocator.core.subscription.commit_text import stamped
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.progress import Hold, Progress
-from allocator.core.subscription.state import EARLIEST, SubscriptionState
+from allocator.core.subscription.state import SubscriptionState
+from allocator.core.types import EARLIEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 P = TopicPartition("t", 0)

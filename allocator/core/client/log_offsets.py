@@ -1,4 +1,4 @@
-"""Reads the first and last offsets of partitions, the offset at a time, and the end of a leader epoch.
+"""Reads the first and last offsets of partitions, the offset at a time, the lag, and the end of a leader epoch.
 
 Sends ListOffsets, v0 (Kafka 0.8) to v9, and OffsetForLeaderEpoch, v3 (Kafka 2.3) and v4, to the leader of each
 partition.
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Optional, Union
 
@@ -19,12 +19,8 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import ErrorCode, for_code
 from allocator.core.errors import BrokerError, BrokersUnavailable, TopicNotFound
 from allocator.core.settings.table import DEFAULT
-from allocator.core.types import OffsetAndTimestamp, TopicPartition
+from allocator.core.types import EARLIEST, LATEST, OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
-__all__ = ["EARLIEST", "LATEST", "EpochEnd", "OffsetAndTimestamp", "ends_of_epochs", "is_supported", "list_offsets"]
-
-EARLIEST = -2
-LATEST = -1
 MAX_VERSION = 9  # newer versions add queries that this module does not use
 # Higher: finds a topic that was created a moment ago; lower: reports a mistyped name sooner
 MISSING_PATIENCE_S = 5.0
@@ -33,8 +29,10 @@ TRUE_ENDS: Final = 5
 # Longest wait for a leader that reports an end below `reached`. Higher: a leader whose replicas return slowly has more
 # time; lower: a truncated log is detected sooner
 LOWER_END_PATIENCE_S = 5.0
+LAG_WITHIN_S = 2.0  # short, because a rebalance waits for the lag
 
 Found = dict[TopicPartition, Optional[OffsetAndTimestamp]]
+Committed = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]]
 LogTime = Union[int, Literal["earliest", "latest"]]
 CONSUMER, DEBUGGING = -1, -2  # replica ids of requests that no replica sends
 _NAMED: Mapping[object, int] = {"earliest": EARLIEST, "latest": LATEST}
@@ -201,6 +199,32 @@ def _current_epoch(client: KafkaClient, tp: TopicPartition) -> int:
 
 def _left_out(tp: TopicPartition) -> BrokerError:
     return BrokerError(f"{tp.topic}:{tp.partition} is missing in the response", retriable=True)
+
+
+async def lag(
+    client: KafkaClient, committed: Committed, reset: object, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, float]:
+    """Returns the number of offsets from the committed offset to the end of the log, where both are known.
+
+    Without a committed offset it counts from where `reset` begins: the complete log for "earliest", 0 for "latest".
+    Otherwise the partition is left out, like a partition without a leader. Raises BrokerError, NoOffsetsError.
+    """
+    asked = [partition for partition in partitions if client.leader(partition) is not None]
+    if not asked:
+        return {}
+    ends = await list_offsets(client, dict.fromkeys(asked, LATEST), timeout_s=LAG_WITHIN_S)
+    begins = {partition: found.offset for partition, found in (await committed(asked)).items()}
+    new = [partition for partition in asked if partition not in begins]
+    if new and reset in ("earliest", "latest"):
+        found = ends
+        if reset == "earliest":
+            found = await list_offsets(client, dict.fromkeys(new, EARLIEST), timeout_s=LAG_WITHIN_S)
+        begins.update({p: there.offset for p in new if (there := found[p]) is not None})
+    return {
+        partition: float(max(0, there.offset - begins[partition]))
+        for partition in asked
+        if (there := ends[partition]) is not None and partition in begins
+    }
 
 
 # -- OffsetForLeaderEpoch (KIP-320) -----------------------------------------------------------------------------------

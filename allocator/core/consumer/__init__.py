@@ -9,7 +9,6 @@ from allocator.core.consumer.commanded import CommandedConsumer, CommandExecutor
 from allocator.core.consumer.commit_call import Chosen
 from allocator.core.consumer.consumer import ConsumerBase, client_of, join_again_if, until_lease
 from allocator.core.consumer.group_member import GroupMember
-from allocator.core.consumer.measures import lag
 from allocator.core.consumer.membership_config import (
     Fault,
     MemberParts,
@@ -20,4 +19,3 @@ from allocator.core.consumer.membership_config import (
 )
 from allocator.core.consumer.record_processor import RecordCommands
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset, check_sink
-from allocator.core.consumer.transactional import TransactionalCommits

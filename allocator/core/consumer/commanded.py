@@ -10,8 +10,8 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from allocator.core.consumer.record_processor import RecordProcessor
-from allocator.core.consumer.starting_positions import SinkOffsets
 from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.fetch.starting_positions import SinkOffsets
 from allocator.core.membership.membership import Membership
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import TopicPartition

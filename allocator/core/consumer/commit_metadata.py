@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from allocator.core.client.client import KafkaClient
+from allocator.core.client.coordinator import METADATA_BYTES
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
-from allocator.core.offsets.coordinator import METADATA_BYTES
 from allocator.core.offsets.storage import StoredOffsets
 from allocator.core.subscription.commit_text import stamped, with_done
 from allocator.core.subscription.loss import Committed, topic_of_offset

@@ -11,22 +11,23 @@ from typing import Any, ClassVar, TypeVar
 
 from allocator.core.aio.tasks import ClosesOnce, ends, warn_unclosed
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
-from allocator.core.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
+from allocator.core.client.log_offsets import Found, list_offsets
 from allocator.core.consumer.group_member import GroupMember
-from allocator.core.consumer.measures import reference_metrics
 from allocator.core.consumer.membership_config import MembershipConfig, MembershipOptions
 from allocator.core.consumer.reading import Reading
 from allocator.core.consumer.sink import OffsetSink
 from allocator.core.errors import Closed, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch, deserialized
+from allocator.core.settings.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.loss import RecordsLost, as_written, listed
 from allocator.core.subscription.partition import TopicPartitionState
-from allocator.core.telemetry.measures import Measures
+from allocator.core.telemetry.measures import Measures, reference_metrics
 from allocator.core.text.quoting import partition_names, shown
 from allocator.core.types import (
+    EARLIEST,
     LAST_OFFSET,
+    LATEST,
     Assignors,
     Deserializer,
     IsolationLevel,
@@ -410,18 +411,17 @@ class ConsumerBase:
 
     def pause(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
         """Stops the delivery of these partitions until `resume`. The member still owns them. Raises NotOwned."""
-        chosen = as_partitions(partitions)
-        self._member.must_own(chosen)
-        for partition in chosen:
-            self._member.state.pause(partition)
-        self._member.fetcher.wake()
+        self._of_each(self._member.state.pause, partitions)
 
     def resume(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
         """Ends the pause of these partitions. Raises NotOwned."""
+        self._of_each(self._member.state.resume, partitions)
+
+    def _of_each(self, change: Callable[[TopicPartition], None], partitions: Iterable[Any]) -> None:
         chosen = as_partitions(partitions)
         self._member.must_own(chosen)
         for partition in chosen:
-            self._member.state.resume(partition)
+            change(partition)
         self._member.fetcher.wake()
 
     def paused(self) -> frozenset[TopicPartition]:
@@ -453,7 +453,7 @@ class ConsumerBase:
             if hold is not None:
                 hold.answer(None, may_act)
             elif not may_act and self._reading.may_be_asked():
-                member.state.reader.refuse_all(*(() if member.sink is None else (member.sink.reached,)))
+                member.state.reader.refuse_all(*(() if member.sink is None else (member.sink.database.reached,)))
             return may_act
         holds = [hold] if hold is not None and hold.is_of(record) else member.state.holds_of(record)
         if holds:  # of another call, or a thread lacks the context of this one

@@ -14,25 +14,23 @@ from typing import Any
 
 from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.client.coordinator import Coordinator
+from allocator.core.client.log_offsets import lag, list_offsets
 from allocator.core.consumer.commits import RELEASE_PATIENCE_S, Commits
-from allocator.core.consumer.doubts import Doubts
-from allocator.core.consumer.measures import OwnLoad, lag
 from allocator.core.consumer.membership_config import (
     CommandSource,
     MemberParts,
     MembershipConfig,
 )
+from allocator.core.consumer.own_load import OwnLoad
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
-from allocator.core.consumer.sink import OffsetSink, SinkClaim, Unit, check_sink
+from allocator.core.consumer.sink import OffsetSink, SinkClaim, check_sink
 from allocator.core.consumer.topic_choice import TopicChoice
 from allocator.core.errors import AllocatorError, Closed, ConfigError, IllegalState, NotOwned, SinkBehind
-from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.doubts import Doubts
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
-from allocator.core.record import Record
 from allocator.core.settings.table import check_keywords
 from allocator.core.subscription.commit_text import stamped
 from allocator.core.subscription.loss import RecordsLost
@@ -41,7 +39,16 @@ from allocator.core.subscription.progress import Hold
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
 from allocator.core.text.quoting import partition_names
-from allocator.core.types import NO_PARTITIONS, Listener, OffsetAndMetadata, OffsetReset, Partitions, TopicPartition
+from allocator.core.types import (
+    EARLIEST,
+    LATEST,
+    NO_PARTITIONS,
+    Listener,
+    OffsetAndMetadata,
+    OffsetReset,
+    Partitions,
+    TopicPartition,
+)
 
 log = logging.getLogger(__name__)
 
@@ -412,7 +419,7 @@ class SinkMember:
         if member.group is None:
             raise ConfigError("a sink keeps the offsets of a group; give the consumer a `group`")
         self._member = member
-        self._sink = check_sink(sink)
+        self.database = check_sink(sink)
         self._group = member.group
         # identifies this owner together with the fencing token, which may repeat after ZooKeeper has lost its data
         self._owner = uuid.uuid4().hex
@@ -430,22 +437,10 @@ class SinkMember:
             confirmed = await self._member.membership.confirm()
             return confirmed and all(tenure.phase is Phase.ACTIVE for tenure in tenures)
 
-        found = await self._sink.begin(self._group, self._owner, claims, confirm)
+        found = await self.database.begin(self._group, self._owner, claims, confirm)
         return {
             p: OffsetAndMetadata(at.offset, stamped("", claims[p].topic_id), at.leader_epoch) for p, at in found.items()
         }
-
-    def reached(self, partition: TopicPartition) -> int:
-        return self._sink.reached(partition)
-
-    async def give_up(self, unit: Unit) -> Unit | None:
-        return await self._sink.give_up(unit)
-
-    def take_back(self, partition: TopicPartition) -> None:
-        self._sink.take_back(partition)
-
-    async def pass_by(self, unit: Batch | Record) -> None:
-        await self._sink.pass_by(unit)
 
     def sought(self, partition: TopicPartition) -> None:
         """Called after the user has sought. Holds the records back until the sink's offset is as low as the user's call
@@ -460,7 +455,7 @@ class SinkMember:
         offset on."""
         tenure = hold.tenure
         try:
-            offset = self._sink.take_rewind(tenure.partition)
+            offset = self.database.take_rewind(tenure.partition)
             if offset is not None and tenure.phase is not Phase.ENDED:
                 await self.rewind(tenure.partition, offset)
         finally:
@@ -481,8 +476,8 @@ class SinkMember:
             if state.assignment.get(partition) is not tenure:
                 break
             try:
-                await self._sink.rewind(partition, offset, member.client.topic_id(partition.topic))
-                self._sink.take_rewind(partition)  # only a seek of the user follows a rewind of the user
+                await self.database.rewind(partition, offset, member.client.topic_id(partition.topic))
+                self.database.take_rewind(partition)  # only a seek of the user follows a rewind of the user
                 return state.assignment.get(partition) is tenure
             except AllocatorError as error:
                 if tenure.phase is not Phase.ACTIVE:

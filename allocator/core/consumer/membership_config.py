@@ -13,25 +13,22 @@ from typing import Any, ClassVar, NamedTuple, Optional, Protocol
 
 from allocator.assignors import Assignor, Load, LoadReport, resolve
 from allocator.core.client.client import KafkaClient
-from allocator.core.consumer.arguments import as_partitions
+from allocator.core.client.coordinator import Coordinator
 from allocator.core.consumer.commanded import CommandedConsumer, CommandExecutor, NoCommands
 from allocator.core.errors import AllocatorError, ConfigError
-from allocator.core.membership.fixed import FixedMembership
 from allocator.core.membership.membership import AssignmentListener, Membership
 from allocator.core.memberships import known_memberships, options_of
-from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
 from allocator.core.settings.names import check_topic, default_client_id
-from allocator.core.settings.spellings import HOLDERS, names_arguments
+from allocator.core.settings.patterns import check_pattern
+from allocator.core.settings.spellings import HOLDERS
 from allocator.core.settings.table import DEFAULT, SETTINGS, check_keywords, keyword_faults
-from allocator.core.subscription.patterns import check_pattern
 from allocator.core.text.quoting import shown
 from allocator.core.types import (
     Assignors,
     LoadSource,
     MembershipName,
     OffsetStorage,
-    PartitionLike,
     TopicPartition,
 )
 
@@ -136,34 +133,6 @@ class MembershipOptions:
     def command_source(self, config: MembershipConfig, brokers: Any, security: Any) -> CommandSource | None:
         """Returns the topic that holds the operator commands; None if the membership delivers them itself."""
         return None
-
-
-@names_arguments
-@dataclass(frozen=True)
-class Fixed(MembershipOptions):
-    """Reads all partitions of the topics, or the given ones, without a group that assigns partitions."""
-
-    name = "fixed"
-    storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
-
-    partitions: Sequence[PartitionLike] = ()
-    """The partitions to read. Empty: all partitions of the topics."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "partitions", as_partitions(self.partitions))
-
-    def check_assignor(self, config: MembershipConfig) -> None:
-        """Accepts any value, because this membership uses no assignor."""
-
-    def make(self, config: MembershipConfig, parts: MemberParts) -> Membership:
-        return FixedMembership(
-            parts.client,
-            parts.listener,
-            name=config.client_id,
-            topics=frozenset(config.topics),
-            pattern=config.pattern,
-            partitions=config.partitions,
-        )
 
 
 @dataclass(frozen=True)

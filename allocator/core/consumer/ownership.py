@@ -7,10 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from allocator.core.aio.tasks import BackgroundTasks
-from allocator.core.consumer.starting_positions import CommittedOffsets, SinkOffsets, StartingPositions
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.membership.holding import HoldingListener, call_listener, draining, notify
+from allocator.core.fetch.starting_positions import CommittedOffsets, SinkOffsets, StartingPositions
+from allocator.core.membership.holding import HoldingListener, call_listener, draining
 from allocator.core.subscription.listener import RebalanceEvent
 from allocator.core.subscription.loss import RecordsLost
 from allocator.core.subscription.state import SubscriptionState
@@ -37,14 +37,13 @@ class Ownership(HoldingListener):
         commits_settled: Callable[[Partitions], Awaitable[None]],
         measures: Measures,
         *,
-        retry_backoff_s: float = 0.1,
         began: Callable[[], None] | None = None,
         sink: SinkOffsets | None = None,
         listener: Listener | None = None,
     ) -> None:
         super().__init__(state, listener)
         self._state = state
-        self._starts = StartingPositions(state, committed, fetcher, sink, self.report, retry_backoff_s)
+        self._starts = StartingPositions(state, committed, fetcher, sink, self.report)
         self._fetcher = fetcher
         self._commit = commit
         self._commits_settled = commits_settled
@@ -91,7 +90,7 @@ class Ownership(HoldingListener):
             self._opening += 1
             self._fetcher.wake()
             try:
-                await notify(self.listener, RebalanceEvent.ASSIGNED, partitions)
+                await self.notify(RebalanceEvent.ASSIGNED, partitions)
             finally:
                 self._opened()
 
@@ -105,7 +104,7 @@ class Ownership(HoldingListener):
             self._measures.partitions_lost += len(partitions)
             former = [tenure for p in partitions if (tenure := self._state.former(p)) is not None]
             await asyncio.gather(*(hold.abandon() for tenure in former for hold in tenure.holds if hold.busy))
-            await notify(self.listener, RebalanceEvent.LOST, partitions)
+            await self.notify(RebalanceEvent.LOST, partitions)
 
     def suspended(self, why: str) -> None:
         if self.suspended_at is None:
@@ -149,7 +148,7 @@ class Ownership(HoldingListener):
         free = await self.freed(tenures)
         moves = {tenure: tenure.moves for tenure in tenures}
         await self._commit_last(draining(free))
-        await notify(self.listener, RebalanceEvent.REVOKED, draining(free))
+        await self.notify(RebalanceEvent.REVOKED, draining(free))
         # the next owner starts at the committed offset, so wait even for commits that the user does not await
         await self._commits_settled(draining(free))
         # the user may have sought in the meantime

@@ -11,10 +11,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from allocator.core.consumer.group_member import GroupMember
-from allocator.core.consumer.loading import Loading
-from allocator.core.consumer.undecodable import EndOfDelivered
 from allocator.core.errors import Closed, ConfigError, CorruptRecordError, DeserializationError
 from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.loading import Loading
+from allocator.core.fetch.undecodable import EndOfDelivered
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.types import Deserializer, Record, TopicPartition
 
@@ -30,7 +30,7 @@ class Reading:
 
     def __init__(self, member: GroupMember, deserializers: tuple[Deserializer, Deserializer] = (None, None)) -> None:
         self._member = member
-        self._loading = Loading(member, deserializers)
+        self._loading = Loading(deserializers, member.fetcher, member.start_task, member.may_take)
         self._next_error: Exception | None = None
         # the rest of a batch that `one` or `many` has begun, and its iterator
         self._rest: Batch | None = None
@@ -85,6 +85,7 @@ class Reading:
         _read_here.set(known)
 
     async def batch(self, timeout_s: float | None) -> Batch | None:
+        member = self._member
         with self._reading_more():
             self._cut_rest()
             while True:
@@ -97,7 +98,7 @@ class Reading:
                     self._pass_by(batch.next_offset)
                     continue
                 self._deliver(batch.next_offset)
-                batch.watch(EndOfDelivered(self._member, self._tenure))
+                batch.watch(EndOfDelivered(member.fetcher, member.state, self._tenure, member.loop))
                 return batch
 
     async def one(self, timeout_s: float | None) -> Record | None:

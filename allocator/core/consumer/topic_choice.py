@@ -11,10 +11,9 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.membership_config import MembershipConfig
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.membership.fixed import does_not_exist
 from allocator.core.membership.membership import Membership
+from allocator.core.settings.patterns import does_not_exist, topic_pattern, with_topics
 from allocator.core.subscription.listener import check_listener
-from allocator.core.subscription.patterns import topic_pattern, with_topics
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import Listener, TopicPartition
 

@@ -1,9 +1,10 @@
 """Fetches the records of the assigned partitions ahead, and decodes them on first use.
 
 In: the fetchable partitions and their positions (`subscription`), leaders and connections (`client`). Out: `Batch`es,
-high watermarks, and positions after resets. Sends Fetch, ListOffsets and OffsetForLeaderEpoch requests. It never
-commits and never assigns partitions.
+high watermarks, and the positions of new partitions and after resets. Sends Fetch, ListOffsets and
+OffsetForLeaderEpoch requests. It never commits and never assigns partitions.
 
+`starting_positions` finds where a new tenure begins, and `doubts` whether a topic was created again under its name.
 `RangeReader` reads ranges of offsets without a group. `accelerated` is True if the compiled decoder is used. The
 decoder in Python returns the same records, 15 to 70 times slower.
 """
@@ -17,3 +18,4 @@ from allocator.core.fetch.columns import varint
 from allocator.core.fetch.decode import accelerated, scan
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.fetch.range_reader import RangeReader, RangeUnread
+from allocator.core.varint import signed_varint

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from allocator.core.aio.tasks import within
-from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
+from allocator.core.client.log_offsets import Found, list_offsets
 from allocator.core.errors import (
     BrokerError,
     LogTruncated,
@@ -28,7 +28,7 @@ from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription import SubscriptionState
 from allocator.core.subscription.commit_text import stamped
-from allocator.core.types import OffsetAndMetadata, TopicPartition
+from allocator.core.types import EARLIEST, LATEST, OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from allocator.core.client.client import KafkaClient

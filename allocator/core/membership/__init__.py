@@ -3,8 +3,7 @@
 `membership` defines the interface `Membership`: calls to an `AssignmentListener` (assigned, revoked, lost, suspended,
 resumed), and `may_act`, the lease. It changes the group, but no record and no offset.
 
-`fixed` is the membership without a group: the user names the partitions. The group protocols are in
-`allocator.protocols`, and are found by name (`allocator.core.memberships`).
+The group protocols are in `allocator.protocols`, and are found by name (`allocator.core.memberships`).
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING
 from allocator import lazy_names
 
 if TYPE_CHECKING:
-    from allocator.core.membership.holding import HoldingListener, draining, notify
-    from allocator.core.membership.lease import Lease, MemberLease
+    from allocator.core.membership.holding import HoldingListener, draining
     from allocator.core.membership.membership import (
         AssignmentListener,
         GroupMembership,
@@ -28,8 +26,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = lazy_names(
         __name__,
         {
-            "holding": "HoldingListener draining notify",
-            "lease": "Lease MemberLease",
+            "holding": "HoldingListener draining",
             "membership": "AssignmentListener GroupMembership MemberSettings Membership",
         },
     )

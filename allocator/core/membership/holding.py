@@ -68,6 +68,12 @@ class HoldingListener(AssignmentListener):
             if not future.done():
                 future.set_result(None)
 
+    async def notify(self, event: RebalanceEvent, partitions: Partitions) -> None:
+        """Calls the listener's method for `event`, and awaits its result if it is awaitable. Logs its exception."""
+        callback = callback_of(self.listener, event)
+        if callback is not None and partitions:
+            await call_listener(callback, partitions, f"{len(partitions)} partitions")
+
     def _tenures(self, partitions: Iterable[TopicPartition]) -> list[Any]:
         return [self.tenures.assignment[partition] for partition in partitions]
 
@@ -87,13 +93,6 @@ class HoldingListener(AssignmentListener):
 def draining(tenures: Iterable[Tenure]) -> Partitions:
     """Returns the partitions that still drain. The user may have assigned others again in the meantime."""
     return frozenset(tenure.partition for tenure in tenures if tenure.phase is Phase.DRAINING)
-
-
-async def notify(listener: Any, event: RebalanceEvent, partitions: Partitions) -> None:
-    """Calls the listener's method for `event`, and awaits its result if it is awaitable. Logs its exception."""
-    callback = callback_of(listener, event)
-    if callback is not None and partitions:
-        await call_listener(callback, partitions, f"{len(partitions)} partitions")
 
 
 async def call_listener(callback: Callable[[Any], Any], argument: Any, about: str) -> None:

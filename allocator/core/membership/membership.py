@@ -12,13 +12,16 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from allocator.core.client.offset_messages import Committer
 from allocator.core.errors import IllegalState
-from allocator.core.offsets.messages import Committer
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+
+if TYPE_CHECKING:
+    from allocator.core.fetch.doubts import TopicRecords
 
 log = logging.getLogger(__name__)
 
@@ -72,21 +75,6 @@ class AssignmentListener(Protocol):
 
     def failed(self, error: BaseException) -> None:
         """Passes to the user an error that no call of the user caused."""
-
-
-class TopicRecords(Protocol):
-    """Tells topics of the same name apart, by what the group's service records about them. Brokers before 2.8 give
-    topics no ids. Each method raises AllocatorError."""
-
-    async def is_of(self, cluster_id: str | None, brokers: Mapping[int, tuple[str, int]]) -> bool:
-        """Returns whether the service records the topics of this cluster. `brokers`: node id -> host and port."""
-
-    async def created_at(self, topics: Mapping[str, Callable[[], None] | None]) -> dict[str, int]:
-        """Returns topic -> a number that each creation of a topic increases. Leaves out unknown topics. The values of
-        `topics` are called once that may have changed."""
-
-    async def outdated(self, group: str, partitions: Iterable[TopicPartition]) -> Partitions:
-        """Returns those whose offsets in this service were written before their topic was created."""
 
 
 class Membership(Protocol):

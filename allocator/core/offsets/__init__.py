@@ -4,8 +4,6 @@ In: a connected `KafkaClient`, a group, offsets. Out: offsets, or an error that 
 reason. Offsets are in Kafka, or in the ZooKeeper of old brokers. This package does not know which member owns a
 partition. The caller decides whether a commit is still allowed.
 
-- `coordinator` finds the broker that coordinates a group.
-- `messages` builds the requests.
 - `group_offsets` fetches offsets and sends commits in order.
 - `pending_commit` selects the offsets of the next request.
 - `storage` chooses between Kafka and ZooKeeper.
@@ -14,9 +12,7 @@ partition. The caller decides whether a commit is still allowed.
 
 from __future__ import annotations
 
-from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.offsets.idle import IdleOffsets
-from allocator.core.offsets.messages import Committer, Identity
 from allocator.core.offsets.pending_commit import Terms
 from allocator.core.offsets.storage import fetch_old_offsets

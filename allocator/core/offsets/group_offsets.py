@@ -12,11 +12,10 @@ from typing import Final
 from allocator.core.aio.backoff import Backoff
 from allocator.core.client import protocol
 from allocator.core.client.client import KafkaClient
+from allocator.core.client.coordinator import Coordinator
 from allocator.core.client.errors import COMMIT, OFFSET_FETCH, ErrorCode, Reaction, RequestFailed, for_code, reaction_to
 from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitResponse
-from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, Fenced, NoOffsetsError
-from allocator.core.offsets.coordinator import Coordinator
-from allocator.core.offsets.messages import (
+from allocator.core.client.offset_messages import (
     ALL_PARTITIONS,
     OUTSIDE,
     STABLE,
@@ -27,6 +26,7 @@ from allocator.core.offsets.messages import (
     fetch_request,
     fetch_results,
 )
+from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, Fenced, NoOffsetsError
 from allocator.core.offsets.pending_commit import (
     MOST_PARTITIONS,
     TERMS,
@@ -122,7 +122,7 @@ class GroupOffsets:
         """Waits for every `commit_async` and for the request in flight, at most until its timeout. Idempotent."""
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self.coordinator.settled(OffsetCommit)
+        await self._client.settled(OffsetCommit)
 
     async def retention_s(self) -> float | None:
         """Returns the seconds that Kafka keeps a committed offset (see `Coordinator.retention_s`)."""
@@ -137,7 +137,7 @@ class GroupOffsets:
         while ends := self.pending(partitions):
             await asyncio.wait(ends)
         if self._abandoned:
-            await self.coordinator.settled(OffsetCommit)
+            await self._client.settled(OffsetCommit)
 
     # -- fetch ----------------------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class GroupOffsets:
         Then pauses if `caller` has to repeat it.
         """
         if self._abandoned:  # an earlier request must not take effect after this one
-            await self.coordinator.settled(OffsetCommit)
+            await self._client.settled(OffsetCommit)
             self._abandoned = False
         callers = list(self._waiting)
         if any(error.retriable for error in _refuse(callers)):

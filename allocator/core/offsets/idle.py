@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from typing import Any, Final, Optional, Protocol
 
 from allocator.core.aio.clock import boot_clock
+from allocator.core.client.coordinator import SHORTEST_RETENTION_S
 from allocator.core.errors import AllocatorError
-from allocator.core.offsets.coordinator import SHORTEST_RETENTION_S
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.offsets.pending_commit import Choice
 from allocator.core.types import OffsetAndMetadata, TopicPartition

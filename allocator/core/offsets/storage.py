@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
 from allocator.core.client.client import KafkaClient
+from allocator.core.client.coordinator import Coordinator
+from allocator.core.client.offset_messages import fetch_request
 from allocator.core.errors import CommitFailed, GroupNameError
-from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import SILENT, GroupOffsets
-from allocator.core.offsets.messages import fetch_request
 from allocator.core.offsets.pending_commit import TERMS, Offsets, Refusals, Terms, ToCommit
 from allocator.core.settings import check_group
 from allocator.core.types import OffsetAndMetadata, OffsetStorage, Partitions, TopicPartition

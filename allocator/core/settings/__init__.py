@@ -1,7 +1,8 @@
-"""The settings, each declared once, and the rules for names and addresses."""
+"""The settings, each declared once, and the rules for names, patterns, addresses and other arguments of users."""
 
 from __future__ import annotations
 
+from allocator.core.settings.arguments import as_partitions
 from allocator.core.settings.names import (
     address_text,
     check_group,
@@ -11,6 +12,14 @@ from allocator.core.settings.names import (
     default_client_id,
     parse_address,
     parse_ensemble,
+)
+from allocator.core.settings.patterns import (
+    ANY_TOPIC,
+    PartitionCountSource,
+    TopicSelection,
+    check_pattern,
+    does_not_exist,
+    topic_pattern,
 )
 from allocator.core.settings.spellings import names_arguments
 from allocator.core.settings.table import (

@@ -9,20 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from allocator import lazy_names
-from allocator.core.subscription.commit_text import stamped
+from allocator.core.subscription.commit_text import done_of, stamped
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.listener import RebalanceEvent, RebalanceListener, check_listener
 from allocator.core.subscription.loss import Committed, RecordsLost
 from allocator.core.subscription.partition import TopicPartitionState
-from allocator.core.subscription.patterns import (
-    ANY_TOPIC,
-    PartitionCountSource,
-    TopicSelection,
-    check_pattern,
-    topic_pattern,
-)
 from allocator.core.subscription.progress import Call, Hold, Progress
-from allocator.core.subscription.state import LATEST, LogTruncation, SubscriptionState
+from allocator.core.subscription.state import LogTruncation, SubscriptionState
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 
 if TYPE_CHECKING:

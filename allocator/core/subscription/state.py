@@ -14,18 +14,16 @@ from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.progress import Hold, ReaderHolds
 from allocator.core.subscription.tenures import Tenures
 from allocator.core.types import (
+    EARLIEST,
     LAST_EPOCH,
     LAST_OFFSET,
+    LATEST,
     OffsetAndMetadata,
     OffsetAndTimestamp,
     OffsetReset,
     TopicPartition,
 )
 
-EARLIEST: Final = -2
-"""The timestamp by which ListOffsets returns the first offset of the log."""
-LATEST: Final = -1
-"""The timestamp by which ListOffsets returns the end of the log."""
 TIMESTAMPS: Final = {"earliest": EARLIEST, "latest": LATEST, "none": None}
 
 

@@ -135,3 +135,26 @@ class Measures:
     @property
     def last_heartbeat_age_s(self) -> float | None:
         return None if self.last_heartbeat is None else time.monotonic() - self.last_heartbeat
+
+
+def reference_metrics(measures: Measures, lag: Mapping[TopicPartition, int], assigned: int) -> dict[str, float]:
+    """Returns the metrics of kafka-python's coordinator and fetcher: times in milliseconds, rates per second.
+
+    Times and rates cover the last 30 to 60 seconds. `last-heartbeat-seconds-ago` is missing before the first heartbeat,
+    `records-lag-max` before the first fetch.
+    """
+    found: dict[str, float] = {"assigned-partitions": assigned}
+    for name, measure in (
+        ("join-time", measures.join),
+        ("sync-time", measures.sync),
+        ("commit-latency", measures.commit),
+        ("heartbeat-response-time", measures.heartbeat),
+    ):
+        found[f"{name}-avg"] = 1000 * measure.avg_s
+        found[f"{name}-max"] = 1000 * measure.max_s
+        found[f"{name.split('-')[0]}-rate"] = measure.rate
+    if measures.last_heartbeat_age_s is not None:
+        found["last-heartbeat-seconds-ago"] = measures.last_heartbeat_age_s
+    if lag:
+        found["records-lag-max"] = max(lag.values())
+    return found

@@ -17,8 +17,7 @@ from typing import Any, Protocol
 from kafka.protocol.consumer import JoinGroupRequest
 
 from allocator.core.aio import wait_for_event
-from allocator.core.client import KafkaClient, Reaction, for_code, reaction_to
-from allocator.core.offsets import Coordinator, Identity
+from allocator.core.client import Coordinator, Identity, KafkaClient, Reaction, for_code, reaction_to
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.kafka_classic.messages import (
     JoinedMember,

@@ -20,10 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from allocator.assignors import Assignor, GroupViewBuilder, Load, left_out
 from allocator.core.aio import wait_for_event
-from allocator.core.client import KafkaClient
+from allocator.core.client import Coordinator, KafkaClient
 from allocator.core.membership import AssignmentListener
-from allocator.core.offsets import Coordinator
-from allocator.core.subscription import TopicSelection
+from allocator.core.settings import TopicSelection
 from allocator.errors import AllocatorError, ConfigError
 from allocator.protocols.kafka_classic.consumer_protocol import (
     PROTOCOL_TYPE,

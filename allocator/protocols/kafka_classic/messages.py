@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional
 
 from kafka.protocol.consumer import HeartbeatRequest, LeaveGroupRequest
 
-from allocator.core.offsets import Identity
+from allocator.core.client import Identity
 
 # first JoinGroup version with static members
 STATIC_MEMBERS = 5

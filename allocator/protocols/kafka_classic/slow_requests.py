@@ -13,8 +13,7 @@ from typing import Any
 from kafka.protocol.consumer import JoinGroupRequest, SyncGroupRequest
 
 from allocator.core.aio import within
-from allocator.core.client import KafkaClient
-from allocator.core.offsets import Coordinator, Identity
+from allocator.core.client import Coordinator, Identity, KafkaClient
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.kafka_classic.messages import MAX_REASON, MEMBER_ID_FIRST
 from allocator.protocols.kafka_classic.settings import KafkaSettings

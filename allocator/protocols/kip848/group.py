@@ -18,14 +18,15 @@ from typing import Any, Protocol
 
 from allocator.core.aio import Backoff, wait_for_event
 from allocator.core.client import (
+    Coordinator,
     ErrorCode,
+    Identity,
     KafkaClient,
     Reaction,
     describe_configs,
     for_code,
     reaction_to,
 )
-from allocator.core.offsets import Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.kafka_group import (
     Interrupted,

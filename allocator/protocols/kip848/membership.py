@@ -28,10 +28,9 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
-from allocator.core.client import KafkaClient
+from allocator.core.client import Coordinator, KafkaClient
 from allocator.core.membership import AssignmentListener
-from allocator.core.offsets import Coordinator
-from allocator.core.subscription import TopicSelection
+from allocator.core.settings import TopicSelection
 from allocator.errors import AllocatorError
 from allocator.protocols.kafka_member import KafkaMember
 from allocator.protocols.kip848.group import Kip848Group

@@ -30,8 +30,7 @@ from typing import Any, Protocol
 from allocator.assignors import naive_allocator
 from allocator.core.aio import TaskGroup
 from allocator.core.membership import AssignmentListener, Membership
-from allocator.core.settings import DEFAULT
-from allocator.core.subscription import PartitionCountSource
+from allocator.core.settings import DEFAULT, PartitionCountSource
 from allocator.core.telemetry import Measures
 from allocator.core.text import parse_json, shown, whole_number
 from allocator.documents import InvalidZnode

@@ -21,7 +21,7 @@ from itertools import chain, islice
 
 from allocator.core.aio import TaskGroup, wait_for_event
 from allocator.core.membership import AssignmentListener, MemberSettings
-from allocator.core.subscription import PartitionCountSource, TopicSelection
+from allocator.core.settings import PartitionCountSource, TopicSelection
 from allocator.core.telemetry import Measures
 from allocator.errors import AllocatorError
 from allocator.protocols.zookeeper import (

@@ -29,8 +29,7 @@ from allocator.assignors import (
     steer,
 )
 from allocator.commands import Command, Commands
-from allocator.core.settings import DEFAULT
-from allocator.core.subscription import topic_pattern
+from allocator.core.settings import DEFAULT, topic_pattern
 from allocator.core.text import shown
 from allocator.documents import SMALL_PARTITIONS
 from allocator.errors import AllocatorError, AssignorError

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from allocator.assignors import Assignor, GroupViewBuilder, Load
 from allocator.core.aio import TaskGroup, boot_clock, wait_for_event
-from allocator.core.subscription import PartitionCountSource
+from allocator.core.settings import PartitionCountSource
 from allocator.core.text import plain, shown
 from allocator.errors import AllocatorError
 from allocator.protocols.zookeeper.client.client import BadVersion, ConnectionLost, NoZnode, ZnodeExists

@@ -28,8 +28,7 @@ from allocator.assignors import REPORT_S, Assignor, Load, LoadReport
 from allocator.commands import KINDS, LEADERS_KINDS, CommandKeeper, Commands
 from allocator.core.aio import TaskGroup, boot_clock, wait_for_event, wall_ms
 from allocator.core.membership import AssignmentListener, MemberSettings
-from allocator.core.settings import DEFAULT
-from allocator.core.subscription import PartitionCountSource
+from allocator.core.settings import DEFAULT, PartitionCountSource
 from allocator.core.telemetry import Measures
 from allocator.documents import InvalidZnode
 from allocator.errors import InconsistentAssignor, InstanceIdInUse
@@ -42,7 +41,6 @@ from allocator.protocols.zookeeper.client.client import (
     Op,
     Stat,
     Watched,
-    ZooKeeperClient,
     ZooKeeperError,
 )
 from allocator.protocols.zookeeper.client.ephemeral import EphemeralZnodes
@@ -57,7 +55,6 @@ from allocator.protocols.zookeeper.znodes.documents import (
     AssignmentDocument,
     Claim,
     MemberInfo,
-    Paths,
     in_join_order,
 )
 from allocator.protocols.zookeeper.znodes.member_names import member_name
@@ -87,6 +84,7 @@ class ZooKeeperSettings(LeaderSettings, MemberSettings):
 class ZooKeeperMembership(SessionMembership):
     """One member of one group; the module's docstring has the guarantee. The constructor does no I/O.
 
+    - `store`: the znodes of the group.
     - `topics`: the partition counts in Kafka.
     - `assignors`: this member's allocator functions by name, the preferred function first.
     - `load`: returns the load of partitions, for the functions that use it.
@@ -99,8 +97,7 @@ class ZooKeeperMembership(SessionMembership):
 
     def __init__(
         self,
-        zk: ZooKeeperClient,
-        paths: Paths,
+        store: Store,
         listener: AssignmentListener,
         topics: PartitionCountSource,
         assignors: Mapping[str, Assignor],
@@ -113,8 +110,8 @@ class ZooKeeperMembership(SessionMembership):
         measures: Measures | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        super().__init__(zk, paths.group, listener, settings, measures, clock)
-        self._store = store = Store(zk, paths)
+        super().__init__(store.zk, store.paths.group, listener, settings, measures, clock)
+        self._store = store
         self._new_leader: Callable[[], Leader] = lambda: Leader(
             store, self.member_id, topics, assignors, settings, load, clock
         )
@@ -137,7 +134,7 @@ class ZooKeeperMembership(SessionMembership):
             load_tolerance=settings.load_tolerance,
             version=__version__,
         )
-        self._znodes = EphemeralZnodes(zk)
+        self._znodes = EphemeralZnodes(store.zk)
         self._leader: Leader | None = None
         self._claim: ClaimZnode
         self._refused: str | None = None

@@ -24,6 +24,7 @@ from allocator.errors import ConfigError
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.protocols.zookeeper.znodes.documents import Paths
+from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.types import LoadSource, OffsetStorage
 
 
@@ -81,8 +82,7 @@ class EnsembleOptions(MembershipOptions):
             return ",".join(dict.fromkeys([*client.bootstrap.replace(" ", "").split(","), *known]))
 
         return ZooKeeperMembership(
-            self.ensemble(),
-            Paths(root, config.group),
+            Store(self.ensemble(), Paths(root, config.group)),
             parts.listener,
             parts.client,
             {**functions, **config.assignors()},

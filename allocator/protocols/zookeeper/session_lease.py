@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable
 
 from allocator.core.aio import wait_for_event
-from allocator.core.membership import AssignmentListener, Lease, MemberLease
+from allocator.core.membership import AssignmentListener
 from allocator.core.telemetry import Measures
+from allocator.protocols.lease import Lease, MemberLease
 from allocator.protocols.zookeeper.client.client import ConnectionLost, NoZnode, SessionState, ZooKeeperClient
 
 

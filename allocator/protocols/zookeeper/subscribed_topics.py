@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from allocator.core.aio import ends, wait_for_event
-from allocator.core.subscription import PartitionCountSource, topic_pattern
+from allocator.core.settings import PartitionCountSource, topic_pattern
 from allocator.errors import AllocatorError
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo
 

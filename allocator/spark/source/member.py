@@ -22,10 +22,10 @@ from functools import partial
 from typing import Any, Optional, TypeVar
 
 from allocator.core.aio import wait_for_event
-from allocator.core.client import KafkaClient
-from allocator.core.consumer import MemberParts, lag
+from allocator.core.client import Coordinator, KafkaClient, lag
+from allocator.core.consumer import MemberParts
 from allocator.core.membership import AssignmentListener, Membership
-from allocator.core.offsets import Coordinator, GroupOffsets
+from allocator.core.offsets import GroupOffsets
 from allocator.core.subscription import stamped
 from allocator.errors import CommitFailed, ZooKeeperUnavailable
 from allocator.spark.options import Options, joining

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from allocator.core.settings import check_group, check_path
-from allocator.core.subscription import topic_pattern
+from allocator.core.settings import check_group, check_path, topic_pattern
 from allocator.core.text import shown, whole_number
 from allocator.documents import (
     INFLATED_BYTES,

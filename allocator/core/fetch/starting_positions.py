@@ -18,6 +18,10 @@ from allocator.core.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, T
 
 log = logging.getLogger(__name__)
 
+# pause before committed offsets are requested again. Higher: partitions begin later after an outage; lower: more
+# requests to a failing coordinator
+RETRY_S = 0.1
+
 CommittedOffsets = Mapping[TopicPartition, OffsetAndMetadata]
 Found = tuple[CommittedOffsets, Mapping[str, int]]
 """Committed offsets, and `SubscriptionState.doubts` when they were requested."""
@@ -48,14 +52,12 @@ class StartingPositions:
         fetcher: Fetcher,
         sink: SinkOffsets | None,
         report: Callable[[AllocatorError], Awaitable[None]],
-        retry_backoff_s: float,
     ) -> None:
         self._state = state
         self._committed = committed
         self._fetcher = fetcher
         self._sink = sink
         self._report = report
-        self._retry_backoff_s = retry_backoff_s
         # partitions that this member is about to claim, and the task that requests their committed offsets
         self._expected: tuple[Partitions, asyncio.Task[Found | None]] | None = None
 
@@ -135,7 +137,7 @@ class StartingPositions:
                     unknown.warn("committed offsets of %d partitions are not known yet: %s", len(missing), error)
                 else:
                     await self._report(error)
-                await asyncio.sleep(self._retry_backoff_s)
+                await asyncio.sleep(RETRY_S)
                 continue
             for partition in self._missing(tenures) & stored.keys():
                 # the sink's offset counts, because the database has exactly the effects of the records before it

@@ -10,17 +10,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from functools import partial
+from typing import Protocol
 
 from allocator.core.aio.backoff import Backoff
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import DEBUGGING, LATEST, list_offsets
-from allocator.core.consumer.starting_positions import CommittedOffsets
+from allocator.core.client.log_offsets import DEBUGGING, list_offsets
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.membership.membership import Membership, TopicRecords
+from allocator.core.fetch.starting_positions import CommittedOffsets
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
-from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.types import LATEST, NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,31 @@ log = logging.getLogger(__name__)
 # longer afterwards; lower: more requests of all members at once
 BACKOFF_MAX_S = 1.0
 TIMEOUT_S = 5.0  # of a request for the ends of doubted logs. Higher: a slow broker delays others; lower: more requests
+
+
+class TopicRecords(Protocol):
+    """Tells topics of the same name apart, by what the group's service records about them. Brokers before 2.8 give
+    topics no ids. Each method raises AllocatorError."""
+
+    async def is_of(self, cluster_id: str | None, brokers: Mapping[int, tuple[str, int]]) -> bool:
+        """Returns whether the service records the topics of this cluster. `brokers`: node id -> host and port."""
+
+    async def created_at(self, topics: Mapping[str, Callable[[], None] | None]) -> dict[str, int]:
+        """Returns topic -> a number that each creation of a topic increases. Leaves out unknown topics. The values of
+        `topics` are called once that may have changed."""
+
+    async def outdated(self, group: str, partitions: Iterable[TopicPartition]) -> Partitions:
+        """Returns those whose offsets in this service were written before their topic was created."""
+
+
+class TopicRecorder(Protocol):
+    """The part of a `Membership` that tells topics apart."""
+
+    @property
+    def member_id(self) -> str: ...
+
+    @property
+    def topic_records(self) -> TopicRecords | None: ...
 
 
 class Doubts:
@@ -53,7 +78,7 @@ class Doubts:
         self._state = state
         self._fetcher = fetcher
         self._committed = committed
-        self.membership: Membership
+        self.membership: TopicRecorder
         # topic -> the zxid that created the topic whose records are read
         self._created: dict[str, int] = {}
         # topic -> the member (the session) that watches its znode
@@ -97,21 +122,21 @@ class Doubts:
         """Called with each metadata. A topic that is missing may come back with other records at the same offsets."""
         gone = {topic for topic in self._state.topics() if self._client.partitions(topic) is None}
         if gone:
-            self._state.doubts.update(gone)
             self._state.forget_logs(gone.__contains__)
-            for tp, tenure in self._state.assignment.items():
-                if tp.topic in gone and tenure.topic_id is None:
-                    tenure.doubt_log()
+            self._doubt(gone)
         self.wake()
 
     def _znode_changed(self, topic: str) -> None:
         self._watching.pop(topic, None)
         self._unwatched.add(topic)
-        self._state.doubts[topic] += 1
-        for tp, tenure in self._state.assignment.items():
-            if tp.topic == topic and tenure.topic_id is None:
-                tenure.doubt_log()
+        self._doubt({topic})
         self.wake()
+
+    def _doubt(self, topics: Set[str]) -> None:
+        self._state.doubts.update(topics)
+        for tp, tenure in self._state.assignment.items():
+            if tp.topic in topics and tenure.topic_id is None:
+                tenure.doubt_log()
 
     def wake(self) -> None:
         if self._woken is not None:

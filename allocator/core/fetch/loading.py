@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
-from allocator.core.consumer.group_member import GroupMember
 from allocator.core.errors import CorruptRecordError
 from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.types import Deserializer, LoadingDeserializer
 
 
 class Loading:
     """Loads for one batch at a time, in a task, so that the timeout or cancellation of a reader does not interrupt it.
 
-    `deserializers` are those for keys and for values.
+    `deserializers` are those for keys and for values. `start_task` runs a coroutine. `gate` raises an error that the
+    reader has to receive first.
     """
 
-    def __init__(self, member: GroupMember, deserializers: tuple[Deserializer, Deserializer]) -> None:
-        self._member = member
+    def __init__(
+        self,
+        deserializers: tuple[Deserializer, Deserializer],
+        fetcher: Fetcher,
+        start_task: Callable[[Coroutine[Any, Any, Any], str], None],
+        gate: Callable[[], object],
+    ) -> None:
+        self._fetcher = fetcher
+        self._start_task = start_task
+        self._gate = gate
         self._loaders = [
             (part, each) for part, each in zip(("key", "value"), deserializers) if isinstance(each, LoadingDeserializer)
         ]
@@ -42,7 +51,7 @@ class Loading:
             raise error
         self._batch = batch
         if self._running:
-            self._member.may_take()  # raises an error that the reader has to receive
+            self._gate()
             return False
         missing = []
         with contextlib.suppress(CorruptRecordError):  # raised again when the reader reaches the record
@@ -52,7 +61,7 @@ class Loading:
                     missing.append((loader, ids))
         if missing:
             self._running = True
-            self._member.start_task(self._load(batch, missing), "loading of deserializers")
+            self._start_task(self._load(batch, missing), "loading of deserializers")
         self.over = not missing
         return self.over
 
@@ -67,4 +76,4 @@ class Loading:
             self._error = error
         finally:
             self._running = False
-            self._member.fetcher.wake()
+            self._fetcher.wake()

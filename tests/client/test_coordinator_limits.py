@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.client.coordinator import Coordinator
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import BrokerError
 

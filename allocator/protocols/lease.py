@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from allocator.core.aio.clock import boot_clock
-from allocator.core.membership.membership import AssignmentListener
+from allocator.core.aio import boot_clock
+from allocator.core.membership import AssignmentListener
 
 log = logging.getLogger(__name__)
 

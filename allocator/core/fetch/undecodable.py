@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
 
 from allocator.core.errors import CorruptRecordError
+from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.subscription.partition import TopicPartitionState
-
-if TYPE_CHECKING:
-    from allocator.core.consumer.group_member import GroupMember
+from allocator.core.subscription.state import SubscriptionState
 
 
 class EndOfDelivered:
@@ -19,14 +17,20 @@ class EndOfDelivered:
     Otherwise these records and those after them would count as done, because the batch was delivered with them.
     """
 
-    __slots__ = ("_member", "_moves", "_tenure")
+    __slots__ = ("_fetcher", "_loop", "_moves", "_state", "_tenure")
 
-    def __init__(self, member: GroupMember, tenure: TopicPartitionState) -> None:
-        self._member, self._tenure = member, tenure
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        state: SubscriptionState,
+        tenure: TopicPartitionState,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self._fetcher, self._state, self._tenure, self._loop = fetcher, state, tenure, loop
         self._moves = tenure.moves, tenure.replaced
 
     def __call__(self, offset: int, error: CorruptRecordError) -> None:
-        loop = self._member.loop
+        loop = self._loop
         if asyncio._get_running_loop() is loop:
             self._end_before(offset, error)
         elif loop is not None:
@@ -35,11 +39,11 @@ class EndOfDelivered:
                 loop.call_soon_threadsafe(self._end_before, offset, error)
 
     def _end_before(self, offset: int, error: CorruptRecordError) -> None:
-        tenure, fetcher = self._tenure, self._member.fetcher
+        tenure, fetcher = self._tenure, self._fetcher
         position, start = tenure.position, tenure.handled_from
         if (tenure.moves, tenure.replaced) != self._moves or position is None or start is None:
             return  # a seek or another log has replaced the records
         if start <= offset < position.offset:
             tenure.end_before(offset, fetcher.leader_epoch(tenure.partition, offset))
-            if self._member.state.assignment.get(tenure.partition) is tenure:
+            if self._state.assignment.get(tenure.partition) is tenure:
                 fetcher.halt(tenure.partition, error, raised=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from allocator.core.consumer import doubts
+from allocator.core.fetch import doubts
 from allocator.core.subscription.state import SubscriptionState
 from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async

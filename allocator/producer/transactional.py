@@ -6,17 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Optional
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.consumer.commit_call import Chosen
-from allocator.core.consumer.commits import Commits
-from allocator.core.errors import AllocatorError, BrokerError, Fenced
-from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.subscription.commit_text import done_of
-from allocator.core.subscription.done import DoneSet
-from allocator.core.subscription.loss import Committed
-from allocator.core.subscription.partition import TopicPartitionState
-from allocator.core.subscription.state import SubscriptionState
-from allocator.core.types import OffsetAndMetadata, TopicPartition
+from allocator.core.consumer import Chosen, GroupMember
+from allocator.core.subscription import Committed, DoneSet, TopicPartitionState, done_of
+from allocator.errors import AllocatorError, BrokerError, Fenced
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 Refusal = Callable[[], Optional[AllocatorError]]
 
@@ -42,11 +35,11 @@ class Seen(NamedTuple):
 class TransactionalCommits:
     """Compares, commits and notes the offset of one partition at a time. The caller sends the transaction."""
 
-    def __init__(self, commits: Commits, client: KafkaClient, state: SubscriptionState, fetcher: Fetcher) -> None:
-        self._commits = commits
-        self._client = client
-        self._state = state
-        self._fetcher = fetcher
+    def __init__(self, member: GroupMember) -> None:
+        self._commits = member.commits
+        self._client = member.client
+        self._state = member.state
+        self._fetcher = member.fetcher
 
     async def stable(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         """Returns the committed offset, with those of all transactions that have ended."""

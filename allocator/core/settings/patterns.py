@@ -41,6 +41,15 @@ class PartitionCountSource(Protocol):
     def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
 
+def does_not_exist(client: PartitionCountSource, partition: TopicPartition) -> ConfigError | None:
+    """Returns the error for a partition that its topic does not have; None if it exists or the topic is unknown."""
+    topic, number = partition
+    known = client.partitions(topic)
+    if known is None or number in known:
+        return None
+    return ConfigError(f"partition {topic}:{number} does not exist; the topic has {len(known)} partitions")
+
+
 class TopicSelection:
     """The topics that a member reads, by name or by a pattern that matches at the start of the name.
 

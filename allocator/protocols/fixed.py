@@ -10,27 +10,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
-from allocator.core.aio.tasks import TaskGroup, wait_for_event
-from allocator.core.errors import AllocatorError, ConfigError
-from allocator.core.membership.membership import AssignmentListener, GroupMembership
-from allocator.core.subscription.patterns import PartitionCountSource, TopicSelection
-from allocator.core.subscription.tenures import Phase, Tenure
-from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.aio import TaskGroup, wait_for_event
+from allocator.core.consumer import MemberParts, MembershipConfig, MembershipOptions
+from allocator.core.membership import AssignmentListener, GroupMembership, Membership
+from allocator.core.settings import (
+    PartitionCountSource,
+    TopicSelection,
+    as_partitions,
+    does_not_exist,
+    names_arguments,
+)
+from allocator.core.subscription import Phase, Tenure
+from allocator.errors import AllocatorError
+from allocator.types import NO_PARTITIONS, OffsetStorage, PartitionLike, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
 TOPIC_POLL_S = 10.0  # between two metadata requests
-
-
-def does_not_exist(client: PartitionCountSource, partition: TopicPartition) -> ConfigError | None:
-    """Returns the error for a partition that its topic does not have; None if it exists or the topic is unknown."""
-    topic, number = partition
-    known = client.partitions(topic)
-    if known is None or number in known:
-        return None
-    return ConfigError(f"partition {topic}:{number} does not exist; the topic has {len(known)} partitions")
 
 
 class FixedMembership(GroupMembership):
@@ -193,3 +193,31 @@ class FixedMembership(GroupMembership):
             if not self._partitions:
                 with contextlib.suppress(AllocatorError):  # it is requested again after `TOPIC_POLL_S`
                     await self._client.refresh()
+
+
+@names_arguments
+@dataclass(frozen=True)
+class Fixed(MembershipOptions):
+    """Reads all partitions of the topics, or the given ones, without a group that assigns partitions."""
+
+    name = "fixed"
+    storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
+
+    partitions: Sequence[PartitionLike] = ()
+    """The partitions to read. Empty: all partitions of the topics."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "partitions", as_partitions(self.partitions))
+
+    def check_assignor(self, config: MembershipConfig) -> None:
+        """Accepts any value, because this membership uses no assignor."""
+
+    def make(self, config: MembershipConfig, parts: MemberParts) -> Membership:
+        return FixedMembership(
+            parts.client,
+            parts.listener,
+            name=config.client_id,
+            topics=frozenset(config.topics),
+            pattern=config.pattern,
+            partitions=config.partitions,
+        )

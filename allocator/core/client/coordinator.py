@@ -60,11 +60,6 @@ class Coordinator:
         # (start of the first, end of the last) of the last requests, while none of them had a response
         self._silent: tuple[float, float] | None = None
 
-    @property
-    def measures(self) -> Measures:
-        """The measures of the consumer that uses this coordinator."""
-        return self._client.measures
-
     async def send(
         self, request: Any, deadline: float, patience_s: float | None = None, *, lookup_s: float = math.inf
     ) -> Any:
@@ -116,10 +111,6 @@ class Coordinator:
     async def probe(self, deadline: float) -> None:
         """Sends a request to which every version of Kafka responds at once. Raises `BrokerError`."""
         await self.send(self._find_request(), deadline)
-
-    async def settled(self, request_class: Any) -> None:
-        """Waits until no request of this class is in flight, from any task."""
-        await self._client.settled(request_class)
 
     def forget(self, node: int | None = None) -> None:
         """Makes the next request find the coordinator again.

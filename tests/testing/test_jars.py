@@ -9,18 +9,19 @@ import socket
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import requests
 
 from allocator.testing import JarsUnavailable, JavaNotFound, LocalCluster
 from allocator.testing import download as download_module
-from allocator.testing import pins as pins_module
 from allocator.testing.download import CENTRAL, find_registry
 from allocator.testing.jars import jar_directory
 from allocator.testing.java import find_java
 from allocator.testing.pins import Jar, pinned
-from allocator.testing.versions import KAFKA, KAFKA_TOOLS, SPARK_CONNECTOR, ZOOKEEPER, JarSet
+from allocator.testing.versions import KAFKA, ZOOKEEPER, JarSet
+from bench.server_jars import KAFKA_TOOLS, SPARK_CONNECTOR
 from tests.testing.maven import MavenRepository
 
 SMALL = JarSet("small", "a small thing", ("org.one:one:1",), ())
@@ -42,7 +43,7 @@ def maven(own_cache, monkeypatch, tmp_path):
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
-    monkeypatch.setattr(pins_module, "DIRECTORY", tmp_path / "pinned")
+    monkeypatch.setattr(sys.modules[__name__], "SMALL", replace(SMALL, locks=tmp_path / "pinned"))
     monkeypatch.setattr(download_module, "_PAUSE_S", 0.001)
     with MavenRepository() as repository:
         pin(repository.publish("org.one:one:1", ONE), repository.publish("org.two.more:two:2:linux", TWO))
@@ -50,10 +51,10 @@ def maven(own_cache, monkeypatch, tmp_path):
         yield repository
 
 
-def pin(*jars, of=SMALL):
+def pin(*jars):
     lines = [f"{jar.sha256}  {jar.size}  {jar.coordinate}" for jar in jars]
-    pins_module.DIRECTORY.mkdir(exist_ok=True)
-    (pins_module.DIRECTORY / f"{of.name}.txt").write_text("\n".join([of.recipe, *lines]) + "\n")
+    SMALL.locks.mkdir(exist_ok=True)
+    (SMALL.locks / f"{SMALL.name}.txt").write_text("\n".join([SMALL.recipe, *lines]) + "\n")
 
 
 def paths(repository):
@@ -93,11 +94,9 @@ def test_a_cache_holds_the_pinned_jars_only(own_cache, maven, caplog):
 
 def test_racing_processes_download_once(own_cache, maven):
     source = (
-        "from pathlib import Path\n"
-        "from allocator.testing import pins\n"
+        "from pathlib import PosixPath\n"
         "from allocator.testing.jars import jar_directory\n"
         "from allocator.testing.versions import JarSet\n"
-        f"pins.DIRECTORY = Path({str(pins_module.DIRECTORY)!r})\n"
         f"print(jar_directory({SMALL!r}))"
     )
     racers = [

@@ -61,6 +61,8 @@ def reasons(difference: Difference, client: str) -> list[Known]:
 
 def _no_record(difference: Difference, client: str) -> bool:
     history, found = difference.history, difference.found[client]
+    if difference.facet == "failed":  # the others are beyond an open transaction, at no end; it is where it last read
+        return not found and history.has(Seek)
     if history.has(Seek, DeleteRecords) or history.reset == "latest":
         return difference.facet in ("committed", "delivered")
     others = [each for name, each in difference.found.items() if name != client]

@@ -177,6 +177,7 @@ class Scene:
         self.frozen: frozenset[str] = frozenset()
         self.open: frozenset[int] = frozenset()
         self.paused: frozenset[int] = frozenset()
+        self.sought: frozenset[int] = frozenset()  # and not read since
 
     def allows(self, step: Step) -> bool:
         """Returns whether the step makes sense now."""
@@ -188,7 +189,7 @@ class Scene:
         if isinstance(step, (Take, Seek, Commit)):
             return bool(self.live) and self.exists and not (isinstance(step, Take) and partition in self.paused)
         if isinstance(step, Produce):
-            return partition not in self.open  # one transaction at a time
+            return partition not in self.open | (self.sought & self.paused)  # one transaction at a time
         if isinstance(step, DeleteRecords):
             return partition not in self.open | self.paused
         if isinstance(step, End):
@@ -237,6 +238,12 @@ class Scene:
             new.exists = False
         elif isinstance(step, (CreateTopic, Extend)):
             new.exists, new.partitions = True, step.partitions
+        if isinstance(step, Seek):
+            new.sought = self.sought | {step.partition}
+        elif isinstance(step, Take):
+            new.sought = self.sought - {step.partition}
+        elif isinstance(step, Read):
+            new.sought = self.sought & self.paused
         return new
 
 
@@ -259,6 +266,8 @@ def repaired(history: History) -> History:
             first: list[Step] = []
             if scene.live and isinstance(step, (DeleteRecords, DeleteTopic)):
                 first.append(Read())  # what is in a buffer may be delivered or not
+            if scene.live and isinstance(step, Produce) and step.partition in scene.sought:
+                first.append(Read())  # a position beyond the end is reset at once, or in the next poll
             if scene.moves(step):
                 first.append(Commit())
             if steps[len(steps) - len(first) :] != first:

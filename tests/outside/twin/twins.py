@@ -78,8 +78,9 @@ class Host:
         return answer.result() if done else {"error": "no answer within 60 s", "got": [], "errors": []}
 
     def signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        if self._process.returncode is None:  # else the number may be another process's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
     async def end(self) -> None:
         self.signal(signal.SIGKILL)
@@ -88,7 +89,8 @@ class Host:
 
 
 class Hosts:
-    """The processes of a run: one for each client, and one for each member that a history kills or freezes."""
+    """The processes of a run: one for each client, and one for each member that a history kills or freezes, until the
+    history ends."""
 
     def __init__(self, cluster: LocalCluster, clients: Mapping[str, Sequence[str]], directory: Path) -> None:
         """`clients`: name -> further arguments of its process."""
@@ -109,6 +111,7 @@ class Hosts:
         if time.monotonic() > self._connected_at + 1.0:
             self._connected_at = time.monotonic()
             self._admins.append(AdminClient({"bootstrap.servers": self.cluster.bootstrap, "log_level": 0}))
+            self.admin.list_topics(timeout=ADMIN_S)  # several requests at once crash one that knows no broker yet
 
     async def shared(self, client: str) -> Host:
         if client not in self._shared:
@@ -136,6 +139,8 @@ class Group:
     name: str
     members: dict[str, Host] = field(default_factory=dict)
     frozen: dict[str, Host] = field(default_factory=dict)
+    own: list[Host] = field(default_factory=list)
+    """Processes that no other group uses."""
     got: list[Got] = field(default_factory=list)
     seen: set[Got] = field(default_factory=set)
     failed: list[str] = field(default_factory=list)
@@ -159,7 +164,10 @@ class Group:
         for member, host in self.frozen.items():
             host.signal(signal.SIGCONT)
             self.members[member] = host
-        await self.ask_all("stop")
+        try:
+            await self.ask_all("stop")
+        finally:
+            await asyncio.gather(*(host.end() for host in self.own))
 
     async def until(self, what: str, timeout_s: float, done: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         end = time.monotonic() + timeout_s
@@ -307,6 +315,7 @@ class Twins:
 
         async def start(group: Group) -> None:
             host = await (self._hosts.own if risky else self._hosts.shared)(group.client)
+            group.own += [host] if risky else []
             group.members[step.member] = host
             settings = self._settings(group.name, step.member, SHORT_SESSION_S if risky else SESSION_S)
             await group.ask(step.member, "start", settings, sorted(self._scene.paused))

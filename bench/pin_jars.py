@@ -19,8 +19,9 @@ from xml.sax.saxutils import quoteattr
 
 from allocator.testing import JarsUnavailable
 from allocator.testing.java import Java, find_java
-from allocator.testing.pins import DIRECTORY, Jar, sha256
-from allocator.testing.versions import KAFKA, KAFKA_TOOLS, SPARK_CONNECTOR, ZOOKEEPER, JarSet
+from allocator.testing.pins import Jar, sha256
+from allocator.testing.versions import KAFKA, ZOOKEEPER, JarSet
+from bench.server_jars import KAFKA_TOOLS, SPARK_CONNECTOR
 
 _SYSTEM_TRUST_STORE = Path("/etc/ssl/certs/java/cacerts")
 
@@ -100,7 +101,7 @@ def _pin(jars: JarSet) -> None:
             if jar.name != path.name:
                 raise SystemExit(f"{path.name} is not the file name of {jar.coordinate}")
             lines.append(f"{jar.sha256}  {jar.size}  {jar.coordinate}")
-    (DIRECTORY / f"{jars.name}.txt").write_text("\n".join([jars.recipe, *lines]) + "\n")
+    (jars.locks / f"{jars.name}.txt").write_text("\n".join([jars.recipe, *lines]) + "\n")
     print(f"{jars.name}: {len(lines)} jars")
 
 

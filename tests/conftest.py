@@ -20,7 +20,6 @@ from typing import Any
 import hypothesis
 import pytest
 
-from allocator.testing.compatibility import versions_of
 from allocator.testing.versions import NEWEST
 
 DEADLINE_S = 180.0
@@ -83,6 +82,7 @@ hypothesis.settings.register_profile("suite", hypothesis.settings.get_profile("l
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests marked `long`")
+    parser.addoption("--compatibility", metavar="FILE", help="write a table of tested features and versions into FILE")
     parser.addoption("--versioned", action="store_true", help="only tests that count in docs/compatibility.md")
     parser.addoption("--serverless", action="store_true", help="only tests without servers; one that starts any fails")
     parser.addoption("--uvloop", action="store_true", help="run coroutine tests on uvloop, which must be installed")
@@ -109,6 +109,14 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.stalls import Stalls
 
         config.pluginmanager.register(Stalls(config.getoption("--stalls")))
+    table = config.getoption("--compatibility")
+    if table is not None:
+        from tests.compatibility_table import CompatibilityTable
+
+        config.pluginmanager.register(CompatibilityTable(config.invocation_params.dir / table))
+    config.addinivalue_line(
+        "markers", 'feature("name", "4.1.1", ...): row, and versions, in the table of --compatibility'
+    )
     config.addinivalue_line("markers", "no_stalls(reason): `--stalls` does not stop this test")
     config.addinivalue_line("markers", "deadline(seconds): how long a coroutine test may take, 180 by default")
 
@@ -154,6 +162,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.feature(*FEATURES[prefix]))
     long, versioned = config.getoption("--long"), config.getoption("--versioned")
     serverless = config.getoption("--serverless")
+    if versioned:
+        from tests.compatibility_table import versions_of
 
     def wanted(item: pytest.Item) -> bool:
         if (serverless and may_start_servers(item)) or is_for_another_zookeeper(item):

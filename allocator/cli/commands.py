@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import CompletionItem
 
 from allocator import __version__
 from allocator.core.text import limit_reached, plain
@@ -44,7 +44,7 @@ TASKS = {
     "Consume": ("run", "deadletters"),
     "Inspect groups": ("group", "top", "web", "doctor", "skew", "records"),
     "Move to another cluster": ("topics", "offsets", "mirror", "audit", "cutover", "archive"),
-    "Experiment": ("cluster", "traffic", "completion"),
+    "Experiment": ("cluster", "traffic"),
 }
 
 ERROR, USAGE, INTERRUPTED, PIPE_CLOSED = 1, 2, 128 + signal.SIGINT, 128 + signal.SIGPIPE
@@ -265,23 +265,6 @@ def run(ctx: click.Context, config: str, check: bool, connect: bool, create: boo
         found = {"checks": [vars(each) for each in checks]} if connect else {}
         click.echo(json.dumps({"ok": ok, "settings": settings.shown(), **found}, indent=2))
     sys.exit(0 if ok else ERROR)
-
-
-@main.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print the completion script for SHELL.
-
-    \b
-      bash   allocator completion bash > ~/.local/share/bash-completion/completions/allocator
-      zsh    allocator completion zsh > ~/.zfunc/_allocator        (with ~/.zfunc in fpath)
-      fish   allocator completion fish > ~/.config/fish/completions/allocator.fish
-
-    New shells then complete commands. This needs bash 4.4 or newer.
-    """
-    kind = get_completion_class(shell)
-    assert kind is not None
-    click.echo(kind(main, {}, "allocator", "_ALLOCATOR_COMPLETE").source())
 
 
 def _as_toml(settings: dict[str, dict[str, Any]]) -> str:

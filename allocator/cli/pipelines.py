@@ -93,9 +93,6 @@ def _side_option(side: str) -> Callback:
     )
 
 
-html_option = click.option("--html", help="Also write the report to this HTML file.")
-
-
 @click.command()
 @click.argument("directory")
 @_topic_options
@@ -183,7 +180,6 @@ def archive(
 @click.option(
     "--members", type=click.IntRange(min=1), help="Also report how evenly this many members would share the load."
 )
-@html_option
 @_run_options
 @plain_errors()
 def skew(
@@ -225,7 +221,7 @@ def skew(
 @_side_option("left")
 @_side_option("right")
 @mask_option
-@html_option
+@click.option("--html", help="Also write the report to this HTML file.")
 @_run_options
 @plain_errors()
 def audit(
@@ -311,12 +307,12 @@ def _report(
     sides: list[Any],
     what: str,
     work: Callable[..., Any],
-    html: Optional[str],
     master: Optional[str],
     dry_run: bool,
     quiet: bool,
     timeout: float,
     as_json: bool,
+    html: Optional[str] = None,
 ) -> Any:
     """Runs `work` with Spark, and prints and returns its report. With `dry_run`, only prints the ranges to read."""
     _check_writable("--html", html)

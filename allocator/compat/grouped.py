@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Optional
 
@@ -375,7 +375,8 @@ class GroupedConsumer(BaseConsumer):
         self, wanted: dict[TopicPartition, int], metadata: str | None = None, *, retry: bool = True
     ) -> asyncio.Future[None]:
         member = self._member
-        task = asyncio.ensure_future(self._commit(member, wanted, metadata, retry, member.state.assignment))
+        work = partial(self._commit_in_turn, member, wanted, metadata, retry, member.state.assignment)
+        task = asyncio.ensure_future(self._commit(member, work if wanted else None))
         # before any `await`, because a rebalance may begin
         holds = [Hold(member.state.assignment[partition]) for partition in wanted]
         for hold in holds:
@@ -383,18 +384,11 @@ class GroupedConsumer(BaseConsumer):
         task.add_done_callback(lambda _: _end(holds, member))
         return task
 
-    async def _commit(
-        self,
-        member: GroupMember,
-        wanted: dict[TopicPartition, int],
-        metadata: str | None,
-        retry: bool,
-        tenures: Mapping[TopicPartition, object],
-    ) -> None:
-        if wanted:
+    async def _commit(self, member: GroupMember, work: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+        if work is not None:
             # one commit at a time: the retry of an earlier commit must not overtake a later one
             async with self._committing:
-                await self._commit_in_turn(member, wanted, metadata, retry, tenures)
+                await work()
         # keeps topics of which more values were returned during the commit
         self.topics_to_commit &= {p.topic for p in _delivered(member)}
 

@@ -178,13 +178,9 @@ def changes_of(options: Mapping[str, Sequence[str]], function: Optional[str]) ->
     for text in options["add"]:
         name, weight = _pair(text, "--add") if "=" in text else (text, "1")
         changes.append(methodcaller("adding", name, weight=_checked("weight", weight, "--add")))
-    for text in options["add_in_rack"]:
-        name, rack = _pair(text, "--add-in-rack")
-        changes.append(methodcaller("adding", name, rack=rack))
     for text in options["weight"]:
         name, weight = _pair(text, "--weight")
         changes.append(methodcaller("weighing", name, _checked("weight", weight, "--weight")))
-    changes += [methodcaller("moving_rack", *_pair(text, "--rack")) for text in options["rack"]]
     for text in options["partitions"]:
         topic, count = _pair(text, "--partitions")
         changes.append(methodcaller("growing", topic, _checked("partitions", count, "--partitions")))

@@ -1,4 +1,4 @@
-"""Plans the moves of a group after a change of members, weights, racks, the function, partition counts, or commands.
+"""Plans the moves of a group after a change of members, weights, the function, partition counts, or commands.
 
 Guarantee: the group does what the plan says, unless something else changes first. `preview` decides as the leader does,
 from the current document. One exception: the id of a new member is not known in advance. If a function breaks ties by
@@ -51,8 +51,8 @@ class Scenario:
             )
         return cls(state, dict(state.members), dict(counts), state.commands)
 
-    def adding(self, name: str, *, weight: float = DEFAULT["weight"], rack: Optional[str] = None) -> Scenario:
-        """Adds a member with the subscription of the youngest member."""
+    def adding(self, name: str, *, weight: float = DEFAULT["weight"]) -> Scenario:
+        """Adds a member with the subscription of the youngest member, in no rack."""
         if not self.members:
             raise ConfigError("a new member gets the subscription of the youngest member, and the group has no member")
         youngest = list(self.members)[-1]
@@ -64,7 +64,7 @@ class Scenario:
             host=f"{name}-host",
             pid=None,
             weight=weight,
-            rack=rack,
+            rack=None,
             commands=tuple(KINDS),
             instance_id=None,
             restart_grace_s=0.0,
@@ -85,11 +85,8 @@ class Scenario:
 
     def weighing(self, text: str, weight: float) -> Scenario:
         """Changes the weight of a member."""
-        return self._changing(text, weight=weight)
-
-    def moving_rack(self, text: str, rack: str) -> Scenario:
-        """Changes the rack of a member."""
-        return self._changing(text, rack=rack)
+        member = self._member(text)
+        return replace(self, members={**self.members, member: replace(self.members[member], weight=weight)})
 
     def using(self, function: str) -> Scenario:
         """Changes the allocator function."""
@@ -112,11 +109,6 @@ class Scenario:
         left = {member: info for member, info in self.members.items() if member not in gone}
         ended = {member: self.members[member] for member in gone} if failed else {}
         return replace(self, members=left, failed={**self.failed, **ended})
-
-    def _changing(self, text: str, **changes: Any) -> Scenario:
-        member = self._member(text)
-        info = replace(self.members[member], **changes)
-        return replace(self, members={each: info if each == member else it for each, it in self.members.items()})
 
     def _member(self, text: str) -> str:
         found = members_named(text, self.members)

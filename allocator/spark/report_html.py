@@ -1,4 +1,4 @@
-"""Builds the HTML pages of reports. A page is one file that contains its stylesheet and loads nothing.
+"""Builds the HTML page of an audit. A page is one file that contains its stylesheet and loads nothing.
 
 All text is escaped.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from allocator.core.text import utf8
 
 STYLE = Path(__file__).with_name("report.css")
-NUMERIC = (int, float, type(None))
+NUMERIC = (int, type(None))
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -48,18 +48,12 @@ def section(title: str, *parts: str) -> Markup:
 
 
 def badge(text: str, kind: str = "quiet") -> Markup:
-    """Returns a coloured label. `kind`: "good", "busy", "bad" or "quiet"."""
+    """Returns a coloured label. `kind`: "good", "bad" or "quiet"."""
     return Markup(f'<span class="badge {kind}">{escape(text)}</span>')
 
 
 def code(text: str) -> Markup:
     return Markup(f"<code>{escape(text)}</code>")
-
-
-def figures(pairs: Iterable[tuple[str, object]]) -> Markup:
-    """Returns a list of names with their values in large type."""
-    found = "".join(f"<div><dt>{escape(name)}</dt><dd>{_inner(value)}</dd></div>" for name, value in pairs)
-    return Markup(f'<dl class="figures">{found}</dl>')
 
 
 def item_list(items: Iterable[object]) -> Markup:
@@ -92,8 +86,6 @@ def _inner(value: object) -> str:
         return value
     if value is None:
         return ""
-    if isinstance(value, float):
-        return f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) else escape(str(value))
 
 

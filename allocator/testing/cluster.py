@@ -37,7 +37,6 @@ class LocalCluster(Cluster):
     - directory: directory for data and logs, which `stop` keeps; by default a temporary directory.
     - heap, zookeeper_heap: -Xmx of each process. jvm_options: further Java options of all processes.
     - tick_ms: ZooKeeper's tick in milliseconds; the shortest session timeout is two ticks.
-    - start_timeout_s: seconds within which all servers must respond.
     - proxied: each node gets a `FaultProxy`, `node.proxy`, to which `bootstrap`, `zookeeper` and the advertised
       addresses point. Brokers and ZooKeeper nodes connect to ZooKeeper directly. Not supported with KRaft.
     - kafka_port, zookeeper_port: port of the first node of each kind; the other nodes use the next ports. By default
@@ -61,7 +60,6 @@ class LocalCluster(Cluster):
         zookeeper_heap: str = "128m",
         jvm_options: Sequence[str] = (),
         tick_ms: int = 500,
-        start_timeout_s: float = 120.0,
         proxied: bool = False,
         kafka_port: int | None = None,
         zookeeper_port: int | None = None,
@@ -69,7 +67,6 @@ class LocalCluster(Cluster):
         super().__init__(None if kafka is None else kafka_release(kafka), brokers, zookeepers)
         self.zookeeper_version = zookeeper_version
         self._zookeeper_jars = zookeeper_jars(zookeeper_version)
-        self.start_timeout_s = start_timeout_s
         self._broker_config = dict(broker_config or {})
         self._zookeeper_config = dict(zookeeper_config or {})
         self._keep = None if directory is None else Path(directory).absolute()

@@ -82,7 +82,7 @@ def _fill(jars: JarSet, wanted: Sequence[Jar], directory: Path) -> None:
     registry = find_registry()
     stage = directory.with_name(f".{directory.name}.part")
     stage.mkdir(exist_ok=True)
-    names = {name for jar in wanted for name in (jar.name, f"{jar.name}.part")}
+    names = {jar.name for jar in wanted}
     for path in stage.iterdir():
         if path.name not in names:
             path.unlink()

@@ -137,57 +137,21 @@ class Outcome:
         whose order may vary, such as records of different partitions. Call it once per test. If the test failed or did
         not run on the first version, skips the test.
         """
-        done = _listed(done)
-        now = _typed(done), list(_lines(done))
+        now = json.dumps(_plain(done), indent=1, sort_keys=True, ensure_ascii=False).split("\n")
         first, before = self._outcomes.add(self._test, self._version, now)
         if first != self._first:
             pytest.skip(f"there is no outcome to compare with: on Kafka {self._first} this test failed or was not run")
-        if now[0] == before[0]:
-            return
-        old, new = before[1], now[1]
-        if old == new:  # only the types differ
-            old, new = (json.dumps(typed, indent=1).splitlines() for typed, _ in (before, now))
-        diff = list(difflib.unified_diff(old, new, f"Kafka {first}", f"Kafka {self._version}", lineterm="", n=2))
-        more = [f"... and {len(diff) - DIFF_LINES} more lines"] if len(diff) > DIFF_LINES else []
-        pytest.fail(
-            "\n".join([f"Kafka {self._version} differs from Kafka {first}:", *diff[:DIFF_LINES], *more]), pytrace=False
-        )
+        diff = list(difflib.unified_diff(before, now, f"Kafka {first}", f"Kafka {self._version}", lineterm="", n=2))
+        if diff:
+            more = [f"... and {len(diff) - DIFF_LINES} more lines"] if len(diff) > DIFF_LINES else []
+            said = [f"Kafka {self._version} differs from Kafka {first}:", *diff[:DIFF_LINES], *more]
+            pytest.fail("\n".join(said), pytrace=False)
 
 
-def _listed(value: Any) -> Any:
-    """Returns `value` with each iterable except strings and mappings converted to a list."""
+def _plain(value: Any) -> Any:
+    """Returns `value` in types of JSON: iterables become lists, and other values and keys "<their repr>"."""
     if isinstance(value, Mapping):
-        return {key: _listed(each) for key, each in value.items()}
+        return {key if isinstance(key, str) else f"<{key!r}>": _plain(each) for key, each in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
-        return [_listed(each) for each in value]
-    return value
-
-
-def _typed(value: Any) -> Any:
-    """Converts a result of `_listed` so that values of different types are unequal."""
-    if isinstance(value, dict):
-        return {repr(key): _typed(value[key]) for key in sorted(value, key=repr)}
-    if isinstance(value, list):
-        return [_typed(each) for each in value]
-    return f"{type(value).__name__} {value!r}"
-
-
-def _lines(done: Any) -> Iterable[str]:
-    if isinstance(done, Mapping):
-        for key in sorted(done, key=str):
-            value = done[key]
-            if isinstance(value, (list, tuple)):
-                yield f"{key}:"
-                yield from (f"  {_line(item)}" for item in value)
-            else:
-                yield f"{key}: {_line(value)}"
-    elif isinstance(done, (str, bytes)) or not isinstance(done, Iterable):
-        yield from (done.splitlines() if isinstance(done, str) else [_line(done)])
-    else:
-        yield from map(_line, done)
-
-
-def _line(item: Any) -> str:
-    if isinstance(item, bytes):
-        item = item.decode(errors="backslashreplace")
-    return json.dumps(item, sort_keys=True, default=repr, ensure_ascii=False)
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (str, int, float)) else f"<{value!r}>"

@@ -1,6 +1,6 @@
 """Reads the lock files: the jars of each server version, with sizes and SHA-256.
 
-The first line of `pinned/NAME.txt` repeats the roots and exclusions of the `JarSet`. Each other line is one jar:
+The first line of `NAME.txt` repeats the roots and exclusions of the `JarSet`. Each other line is one jar:
 `SHA-256  bytes  group:artifact:version[:classifier]`. After a change of `versions.py`, run `python -m bench.pin_jars`
 in the repository to write the files again.
 """
@@ -14,8 +14,6 @@ from pathlib import Path
 
 from .errors import JarsUnavailable
 from .versions import JarSet
-
-DIRECTORY = Path(__file__).with_name("pinned")
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Jar:
 
 def pinned(jars: JarSet) -> list[Jar]:
     """Returns the jars of the lock file. Raises JarsUnavailable if it is missing or its roots differ."""
-    path = DIRECTORY / f"{jars.name}.txt"
+    path = jars.locks / f"{jars.name}.txt"
     try:
         first, *lines = path.read_text().splitlines()
     except FileNotFoundError:

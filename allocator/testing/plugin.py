@@ -109,9 +109,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="VERSION",
         help="version of ZooKeeper in clusters with Kafka and in the fixture `zookeeper`",
     )
-    group.addoption(
-        "--compatibility", metavar="FILE", help="write a table of tested features and versions of servers into FILE"
-    )
 
 
 _FACTORY = pytest.StashKey[ClusterFactory]()
@@ -121,10 +118,6 @@ _VERSIONS = pytest.StashKey[Optional[Sequence[str]]]()
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", 'kafka_versions("0.8.2.2", "3.9.1", ...): run on each of these versions of Kafka (allocator)'
-    )
-    config.addinivalue_line(
-        "markers",
-        'feature("name", "4.1.1", ...): row, and versions, of this test in the table of --compatibility (allocator)',
     )
     # kafka-python reads its schemas in a deprecated way, more than 200 times
     config.addinivalue_line("filterwarnings", r"ignore:(read|open)_text is deprecated:DeprecationWarning")
@@ -143,11 +136,6 @@ def pytest_configure(config: pytest.Config) -> None:
             zookeeper_jars(keeper)
         except UnknownVersion as error:
             raise pytest.UsageError(f"--zookeeper-version: {error}") from None
-    table = config.getoption("--compatibility")
-    if table is not None:
-        from .compatibility import CompatibilityTable
-
-        config.pluginmanager.register(CompatibilityTable(config.invocation_params.dir / table))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

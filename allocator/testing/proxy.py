@@ -54,8 +54,6 @@ class _Link:
     server: asyncio.StreamWriter | None = None
     pid: int | None = None
     """The process that opened the connection, if a fault is limited to that process."""
-    kept: str | None = None
-    """The side that `half_open` left open. The proxy drops the bytes from it."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
 
@@ -152,15 +150,6 @@ class FaultProxy:
         """
         self._set(direction, client, dropped=True)
 
-    def half_open(self, *, kept: Literal["client", "server"] = "client", client: int | None = None) -> None:
-        """Closes one side of each open connection. The `kept` side stays open and is not notified.
-
-        This simulates a power failure, or a firewall that drops a connection. New connections are not affected.
-        """
-        if kept not in ("client", "server"):
-            raise ClusterError(f"kept must be 'client' or 'server', not {kept!r}")
-        self._run(lambda: self._half_open(kept, client))
-
     def reset(self, *, client: int | None = None) -> None:
         """Sends RST to both sides of each open connection. New connections are not affected."""
 
@@ -171,19 +160,13 @@ class FaultProxy:
         self._run(reset)
 
     def heal(self, *, client: int | None = None) -> None:
-        """Ends all faults, or those of one process, and forwards the bytes that `drop` has held.
-
-        Resets sides that `half_open` left open, as the first packet after a real fault would.
-        """
+        """Ends all faults, or those of one process, and forwards the bytes that `drop` has held."""
 
         async def heal() -> None:
             if client is None:
                 self._faults = {None: dict.fromkeys(WAYS, _Direction())}
             else:
                 self._faults.pop(client, None)
-            for link in await self._links_of(client):
-                if link.kept is not None:
-                    self._abort(link)
             self._wake()
 
         if self._loop is not None:
@@ -281,15 +264,11 @@ class FaultProxy:
         # bytes in transit: a queue, so that latency does not limit the bandwidth
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_HELD_CHUNKS)
         loop = asyncio.get_running_loop()
-        source = "client" if way == "to_server" else "server"
 
         async def read() -> None:
             while True:
                 data = await reader.read(_CHUNK)
-                if link.kept != source:
-                    await queue.put((loop.time() + self._way(link, way).latency_s, data))
-                elif not data:
-                    self._abort(link)  # the other side has already closed its connection
+                await queue.put((loop.time() + self._way(link, way).latency_s, data))
                 if not data:
                     return
 
@@ -299,8 +278,6 @@ class FaultProxy:
                 await asyncio.sleep(max(0.0, due - loop.time()))
                 while self._way(link, way).dropped:
                     await self._changed.wait()
-                if link.kept is not None:
-                    await asyncio.Event().wait()  # do not forward the close; `_abort` cancels this wait
                 if not data:
                     with contextlib.suppress(OSError):
                         writer.write_eof()
@@ -312,13 +289,6 @@ class FaultProxy:
                     await asyncio.sleep(len(data) / speed)
 
         await _all(read(), send())
-
-    async def _half_open(self, kept: str, client: int | None) -> None:
-        for link in await self._links_of(client):
-            gone = link.server if kept == "client" else link.client
-            link.kept = kept
-            if gone is not None:
-                gone.close()
 
     def _abort(self, link: _Link) -> None:
         self._links.discard(link)

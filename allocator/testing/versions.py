@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
 from .errors import UnknownVersion
 
 T = TypeVar("T")
+_LOCKS = Path(__file__).with_name("pinned")
 
 
 def _logging(slf4j: str) -> tuple[str, ...]:
     return f"org.slf4j:slf4j-api:{slf4j}", f"org.slf4j:slf4j-reload4j:{slf4j}", "ch.qos.reload4j:reload4j:1.2.26"
 
 
-_LOGGING = _logging("1.7.36")
+LOGGING = _logging("1.7.36")
 _EXCLUDED = (
     # reload4j replaces log4j 1; with both, slf4j would choose one at random
     "log4j:log4j",
@@ -39,13 +41,14 @@ _EXCLUDED = (
 class JarSet:
     """A directory of jars in the cache: the root artifacts `group:artifact:version` and the excluded ones.
 
-    `pins` reads the lock file of each.
+    `pins` reads the lock file of each, `locks`/NAME.txt.
     """
 
     name: str
     what: str
     roots: tuple[str, ...]
     excluded: tuple[str, ...] = _EXCLUDED
+    locks: Path = _LOCKS
 
     @property
     def recipe(self) -> str:
@@ -72,7 +75,7 @@ class Release:
 
 
 def _release(version: str, scala: str, *extra: str, kraft: bool = False, oldest_java: int = 11) -> Release:
-    roots = (f"org.apache.kafka:kafka_{scala}:{version}", *_LOGGING, *extra)
+    roots = (f"org.apache.kafka:kafka_{scala}:{version}", *LOGGING, *extra)
     return Release(version, JarSet(f"kafka-{version}", f"Kafka {version}", roots), kraft, oldest_java)
 
 
@@ -102,45 +105,6 @@ KAFKA: Mapping[str, Release] = MappingProxyType(
 
 NEWEST = tuple(KAFKA)[-1]
 
-# the tools of 4.4.0 are not in every mirror of Maven Central
-_TOOLS = {"4.4.0": "4.3.1"}
-
-
-def _tools(version: str) -> JarSet:
-    return JarSet(
-        f"kafka-tools-{version}", f"Kafka's tools {version}", (f"org.apache.kafka:kafka-tools:{version}", *_LOGGING)
-    )
-
-
-KAFKA_TOOLS: Mapping[str, JarSet] = MappingProxyType(
-    {
-        release.version: _tools(_TOOLS.get(release.version, release.version))
-        for release in KAFKA.values()
-        if release.number >= (0, 10)  # the server jars of older versions contain these tools
-    }
-)
-
-
-# works with newer versions of Spark, for which Maven Central has no connector
-SPARK_CONNECTOR = JarSet(
-    "spark-connector-4.2.0",
-    "Spark's Kafka connector 4.2.0",
-    ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",),
-    # Spark has these jars
-    (
-        "at.yawk.lz4:lz4-java",
-        "com.google.code.findbugs:jsr305",
-        "org.apache.hadoop:*",
-        "org.apache.spark:spark-sql_2.13",
-        "org.apache.spark:spark-tags_2.13",
-        "org.scala-lang:scala-library",
-        "org.scala-lang.modules:scala-parallel-collections_2.13",
-        "org.slf4j:slf4j-api",
-        "org.xerial.snappy:snappy-java",
-    ),
-)
-
-
 # "provided" in the poms of 3.6 and newer, which do not start without them
 _METRICS = ("io.dropwizard.metrics:metrics-core:4.1.12.1", "org.xerial.snappy:snappy-java:1.1.10.5")
 
@@ -148,7 +112,7 @@ _METRICS = ("io.dropwizard.metrics:metrics-core:4.1.12.1", "org.xerial.snappy:sn
 USUAL_ZOOKEEPER = "3.8.4"
 
 
-def _zookeeper(version: str, *extra: str, logging: Sequence[str] = _LOGGING) -> JarSet:
+def _zookeeper(version: str, *extra: str, logging: Sequence[str] = LOGGING) -> JarSet:
     roots = (f"org.apache.zookeeper:zookeeper:{version}", *extra, *logging)
     return JarSet(f"zookeeper-{version}", f"ZooKeeper {version}", roots)
 

@@ -11,13 +11,13 @@ import logging
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 
 from allocator.core.text import shown, utf8
-from allocator.documents import to_ranges
+from allocator.documents import from_ranges, to_ranges
 from allocator.errors import ConfigError
 from allocator.types import TopicPartition
 from allocator.web.events import Event
@@ -253,19 +253,8 @@ def _owners_to_json(remembered: Remembered) -> dict[str, Any]:
 
 
 def _owners_from_json(value: Mapping[str, Any]) -> Remembered:
-    owners = {
-        TopicPartition(topic, number): member
-        for member, topics in value["owners"].items()
-        for topic, ranges in topics.items()
-        for number in _numbers(ranges)
-    }
+    owners = {partition: member for member, ranges in value["owners"].items() for partition in from_ranges(ranges)}
     return Remembered(value["generation"], owners, value["names"])
-
-
-def _numbers(ranges: str) -> Iterator[int]:
-    for run in ranges.split(","):
-        first, _, last = run.partition("-")
-        yield from range(int(first), int(last or first) + 1)
 
 
 class _Written(NamedTuple):

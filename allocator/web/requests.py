@@ -148,12 +148,10 @@ Changes = Annotated[list[str], Meta(max_length=MOST, description="Like this opti
 
 class Suppositions(Body):
     add: Changes = []
-    add_in_rack: Changes = []
     remove: Changes = []
     fail: Changes = []
     fail_rack: Changes = []
     weight: Changes = []
-    rack: Changes = []
     partitions: Changes = []
 
 

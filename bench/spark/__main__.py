@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from allocator.spark import session
 from allocator.testing import JarsUnavailable, LocalCluster
 from allocator.testing.jars import class_path
-from allocator.testing.versions import SPARK_CONNECTOR
 from bench.consume.fill import fill
+from bench.server_jars import SPARK_CONNECTOR
 
 from .ceiling import Ceiling
 from .processes import Usage

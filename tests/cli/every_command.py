@@ -59,7 +59,7 @@ NO_MEMBER: Final = {
     "traffic record": ["{tmp}/recording.json", "{brokers}", "--topic", "{topic}"],
 }
 # these need no servers, or run until a signal
-WITHOUT: Final = {"cluster fetch", "cluster up", "completion", "cutover", "mirror", "run", "web"}
+WITHOUT: Final = {"cluster fetch", "cluster up", "cutover", "mirror", "run", "web"}
 
 
 CONFIG: Final = """

@@ -20,8 +20,6 @@ from tests.cli.every_command import leaves, write_settings
 
 COMPLETION = "_ALLOCATOR_COMPLETE"
 ZK = ("--zookeeper", "127.0.0.1:1")
-# commands whose output is for a shell
-NO_JSON = {"completion"}
 
 
 def completed(*words: str) -> list[str]:
@@ -42,15 +40,15 @@ def test_help_lists_every_command_and_loads_none_of_the_heavy_ones() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    for name in (*LAZY, "run", "completion"):
+    for name in (*LAZY, "run"):
         assert f"\n  {name} " in done.stdout, "every command is under a heading"
 
 
-def test_every_command_has_json_unless_its_output_is_for_a_shell() -> None:
+def test_every_command_has_json() -> None:
     without = {
         " ".join(path)
         for path, command in leaves(main)
-        if path[0] not in NO_JSON and not any("--json" in parameter.opts for parameter in command.params)
+        if not any("--json" in parameter.opts for parameter in command.params)
     }
     assert not without
 

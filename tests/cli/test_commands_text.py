@@ -55,7 +55,7 @@ def test_the_command_line_has_every_kind_of_command_with_the_text_of_its_declara
         (["plan", "billing", "--weight", "a=2e6", "--zookeeper", "127.0.0.1:1"], "at most 1e+06", 2),
         (["plan", "billing", "--partitions", "t=8.5", "--zookeeper", "127.0.0.1:1"], "partitions = 8.5: must be", 2),
         (["skip", "billing", "t:0", "3", "--undo", "--dry-run", "--zookeeper", "127.0.0.1:1"], "not its withdrawal", 2),
-        (["plan", "billing", "--rack", "a", "--zookeeper", "127.0.0.1:1"], "write NAME=VALUE", 2),
+        (["plan", "billing", "--weight", "a", "--zookeeper", "127.0.0.1:1"], "write NAME=VALUE", 2),
     ],
 )
 def test_wrong_arguments_are_refused_before_any_request(arguments: list[str], message: str, code: int) -> None:

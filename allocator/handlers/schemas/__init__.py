@@ -7,4 +7,4 @@ from allocator.handlers.schemas.decode import Decoded, Decoder, Formats, PlainFo
 from allocator.handlers.schemas.deserializer import RegistryDeserializer
 from allocator.handlers.schemas.masks import Masks
 from allocator.handlers.schemas.registry import Registry, RegistryFailed
-from allocator.handlers.schemas.schema import Schema, as_reader_schema
+from allocator.handlers.schemas.schema import HEADER, Schema, as_reader_schema, avro_schema, schema_id

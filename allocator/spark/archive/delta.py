@@ -32,16 +32,14 @@ _PARTITIONED = ["partition"]
 
 
 class DeltaStore(TableStore):
-    """The Delta table of one topic below `root`: an absolute path, or a URL such as s3://bucket/lake.
+    """The Delta table of one topic, `root`/NAME. `root`: an absolute path, or a URL such as s3://bucket/lake.
 
-    The table is in `root`/NAME. A table of an earlier version stays in `root`/topic=NAME, which some readers, such as
-    polars, take for the directory of a partition.
+    The name lacks "topic=", which some readers, such as polars, take for the directory of a partition.
     """
 
     def __init__(self, root: str, topic: str) -> None:
-        former = f"{root}/topic={topic}"
-        super().__init__(former if deltalake.DeltaTable.is_deltatable(former) else f"{root}/{topic}")
-        self._parquet = former
+        super().__init__(f"{root}/{topic}")
+        self._parquet = f"{root}/topic={topic}"
         self._app = f"allocator-archive/{topic}"
         self._number = 0
         self._count = 0  # number of known partitions

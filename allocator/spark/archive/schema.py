@@ -8,15 +8,14 @@ say why.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allocator.core.settings import find
-from allocator.errors import ConfigError, MissingExtra
-from allocator.handlers.schemas import as_reader_schema
+from allocator.errors import ConfigError
+from allocator.handlers.schemas import HEADER, as_reader_schema, avro_schema, schema_id
 from allocator.spark.archive.commits import Manifest
 from allocator.spark.errors import SchemaMismatch
 
@@ -27,8 +26,6 @@ Columns = dict[str, "Column"]
 Transform = Callable[["DataFrame"], "DataFrame"]
 
 KINDS = ("string", "json:DDL", "avro:FILE", "confluent-avro:FILE")
-# bytes before the data: a zero, and the id of the schema
-CONFLUENT_HEADER = 5
 
 
 def decoder(key: str | None = None, value: str | None = None) -> Transform:
@@ -156,7 +153,7 @@ def _maker(column: str, spec: str) -> Callable[[], Columns]:
 
         return parsed
     if kind in ("avro", "confluent-avro") and schema:
-        return _avro(column, Path(schema), CONFLUENT_HEADER if kind == "confluent-avro" else 0)
+        return _avro(column, Path(schema), HEADER if kind == "confluent-avro" else 0)
     raise ConfigError(f"{column}: {spec!r} is not a schema; use one of {', '.join(KINDS)}")
 
 
@@ -181,10 +178,6 @@ def _check_ddl(column: str, schema: str) -> None:
 
 
 def _avro(column: str, path: Path, skip: int) -> Callable[[], Columns]:
-    try:
-        import fastavro
-    except ImportError as error:
-        raise MissingExtra("Avro needs fastavro: pip install 'zk-partition-allocator[avro]'") from error
     from allocator.spark.avro_types import column_type
     from allocator.spark.decoding import decoded
 
@@ -193,18 +186,12 @@ def _avro(column: str, path: Path, skip: int) -> Callable[[], Columns]:
         shape = column_type(parsed)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{column}: {path} is not an Avro schema whose types Spark has: {error}") from error
+    read = avro_schema(parsed, {}, str(path)).decoder(parsed)
 
     def decode(data: bytes) -> Any:
-        if skip and (len(data) < skip or data[0] != 0):
+        if skip and schema_id(data) is None:
             raise ValueError("no header of a schema registry")
-        stream = io.BytesIO(data[skip:])
-        try:
-            found = fastavro.schemaless_reader(stream, parsed, parsed)
-        except Exception as error:  # the decoder may raise anything for bytes of another schema
-            raise ValueError("not of this schema") from error
-        if stream.read(1):
-            raise ValueError("bytes are left")
-        return found
+        return read(data[skip:])
 
     def made() -> Columns:
         from pyspark.sql.types import StringType, StructField, StructType

@@ -32,15 +32,14 @@ class ParquetStore(CommitLog):
     def __init__(self, root: Path, topic: str) -> None:
         super().__init__(root / f"topic={topic}")
         self.place = str(self.directory)
-        self._tables = self.directory, root / topic
+        self._table = root / topic
 
     def check(self) -> None:
         check_writable(self.manifests)
-        for table in self._tables:
-            if (table / "_delta_log").is_dir():
-                raise ArchiveMismatch(
-                    f"{table} holds a Delta table; use --format delta, or archive to another directory"
-                )
+        if (self._table / "_delta_log").is_dir():
+            raise ArchiveMismatch(
+                f"{self._table} holds a Delta table; use --format delta, or archive to another directory"
+            )
 
     def staged_name(self) -> str:
         return f"_new-{uuid.uuid4().hex}"

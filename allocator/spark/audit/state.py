@@ -35,7 +35,7 @@ class SideState:
     copies: Offsets = field(default_factory=dict)
     """Partition -> offset. Earlier records may be copies of records that retention deleted on the other side."""
     isolation_level: Optional[str] = None
-    """None for an archive and in older files."""
+    """None for an archive."""
 
     def to_json(self) -> dict[str, Any]:
         offsets = {"next": self.next, "copies": self.copies}
@@ -51,7 +51,7 @@ class SideState:
         same = (self.topic, self.archive) == (now.topic, now.archive)
         if not same or _differ(self.cluster, now.cluster):
             raise ConfigError(f"{path} is the state of {self._name()}, not of {now._name()}; name another file")
-        if _differ(self.isolation_level, now.isolation_level):
+        if self.isolation_level != now.isolation_level:
             raise ConfigError(
                 f"{path}: the previous audit read {self._name()} with isolation_level {self.isolation_level}, not "
                 f"{now.isolation_level}; use the same level, or another file"
@@ -109,7 +109,7 @@ class AuditState:
 
 
 def _side(found: Mapping[str, Any]) -> SideState:
-    offsets = {name: _offsets(found[name]) for name in ("next", "copies") if name in found}
+    offsets = {name: _offsets(found[name]) for name in ("next", "copies")}
     return SideState(**{**found, **offsets})
 
 

@@ -1,9 +1,9 @@
-"""The report of `skew`, as an object, text, JSON and HTML, and loads for allocator functions. No pyspark."""
+"""The report of `skew`, as an object, text and JSON, and loads for allocator functions. No pyspark."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -12,7 +12,7 @@ from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.core.text import table
 from allocator.documents import to_ranges
 from allocator.errors import ConfigError
-from allocator.spark.report_html import badge, code, figures, grid, page, paragraph, readable, section
+from allocator.spark.report_html import readable
 from allocator.types import TopicPartition
 
 
@@ -188,7 +188,10 @@ class SkewReport:
             for key in [key for key in self.hot if key.topic == topic][:5]:
                 where = "several partitions" if key.partition is None else f"partition {key.partition}"
                 lines.append(f"  key {key.text!r}: {key.records} records ({key.records / records:.1%}), {where}")
-        return "\n".join([*lines, *_members(self)])
+        times = self.busiest_member()
+        if times is not None:
+            lines.append(f"Of {self.members} members, the busiest has {times:.2f} times the mean.")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Returns a row for each topic, partition and busy key, for notebooks."""
@@ -208,12 +211,6 @@ class SkewReport:
             ]
         )
 
-    def to_html(self) -> str:
-        """Returns a self-contained page: the figures, the busiest keys and all partitions of each topic."""
-        sections = [_topic(self, topic) for topic in self.topics]
-        sections += map(paragraph, _members(self))
-        return page(f"Skew of {self.source}", *sections)
-
 
 def read_loads(path: str | Path) -> dict[TopicPartition, float]:
     """Reads the loads in a report of `allocator skew --json`, for your own allocator function.
@@ -232,82 +229,3 @@ def _nested(loads: Mapping[TopicPartition, float]) -> dict[str, dict[str, float]
     for tp, load in sorted(loads.items()):
         found.setdefault(tp.topic, {})[str(tp.partition)] = load
     return found
-
-
-def _members(report: SkewReport) -> list[str]:
-    """Returns the sentence about the members, if `members` is set."""
-    times = report.busiest_member()
-    return [] if times is None else [f"Of {report.members} members, the busiest has {times:.2f} times the mean."]
-
-
-def _topic(report: SkewReport, topic: str) -> str:
-    """Returns the part of the page about one topic."""
-    found, count, empty = report.of(topic), report.count(topic), report.empty(topic)
-    records, size = sum(one.records for one in found), sum(one.bytes for one in found)
-    late = sum(one.late for one in found)
-    what = "bytes" if size else "records"
-    imbalance = report.imbalance(topic, what)
-    gini = _gini([*(getattr(one, what) for one in found), *(0 for _ in empty)])
-    head = figures(
-        [
-            ("partitions", count),
-            ("empty", badge(str(len(empty)), "bad") if empty else badge("none", "good")),
-            ("records", records),
-            ("bytes", size),
-            ("busiest to mean", "unknown" if imbalance is None else f"{imbalance:.2f}"),
-            ("Gini coefficient", f"{gini:.2f}" if records else "unknown"),
-            ("out of order in time", late),
-            ("keys in several partitions", report.spread.get(topic, 0)),
-        ]
-    )
-    notes = []
-    if empty:
-        notes.append(f"Empty partitions: {to_ranges([TopicPartition(topic, number) for number in empty])[topic]}.")
-    if report.spread.get(topic):
-        notes.append("Records of a key in several partitions have no order.")
-    parts: list[str] = [head, *map(paragraph, notes)]
-    if records:
-        parts += [*_keys(report, topic, records), _partitions(found, empty)]
-    return section(topic, *parts)
-
-
-def _gini(sizes: Sequence[int]) -> float:
-    """Returns the Gini coefficient: 0 if all sizes are equal, near 1 if one size is almost the whole sum."""
-    count, total = len(sizes), sum(sizes)
-    if not total:
-        return 0.0
-    return sum((2 * rank - count - 1) * size for rank, size in enumerate(sorted(sizes), 1)) / (count * total)
-
-
-def _keys(report: SkewReport, topic: str, records: int) -> list[str]:
-    keys = [key for key in report.hot if key.topic == topic]
-    if not keys:
-        return []
-    rows = [
-        [
-            code(key.text or "(empty)"),
-            key.records,
-            f"{key.records / records:.1%}",
-            key.bytes,
-            "several" if key.partition is None else str(key.partition),
-        ]
-        for key in keys
-    ]
-    heads = ("key", "records", "of all", "bytes", "partition")
-    return ["<h4>Busiest keys</h4>", grid(f"Busiest keys of {topic}", heads, rows)]
-
-
-def _partitions(found: list[PartitionSkew], empty: list[int]) -> str:
-    heads = (
-        *("partition", "records", "bytes", "records/s", "bytes/s", "largest", "keys, about", "without key"),
-        *("without value", "holes", "late", "by up to, s"),
-    )
-    rows = {
-        p.partition: [
-            *(p.partition, p.records, p.bytes, p.records_per_s, p.bytes_per_s, p.largest, p.keys, p.keyless),
-            *(p.tombstones, p.holes, p.late, p.latest_ms / 1000),
-        ]
-        for p in found
-    }
-    rows.update({number: [number, 0, 0, *(None for _ in heads[3:])] for number in empty})
-    return "<h4>Partitions</h4>" + grid("Partitions", heads, [rows[number] for number in sorted(rows)])

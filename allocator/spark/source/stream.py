@@ -360,8 +360,8 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             what = f"the checkpoint lacks the start of a batch that ends before the present start of {names}"
             if self.options.fail_on_data_loss:
                 raise DataLoss(
-                    f"{what}: an earlier version or Spark's own connector planned it; start with another "
-                    "checkpointLocation, or set fail_on_data_loss to false to go on after it"
+                    f"{what}: Spark's own connector planned it; start with another checkpointLocation, or set "
+                    "fail_on_data_loss to false to go on after it"
                 )
             log.warning("%s; going on after it", what)
         return [_range(tp, begin[tp], end) for tp, last in planned.items() if last > begin[tp]]

@@ -47,12 +47,10 @@ const functionsOf = (group) =>
 
 const SAYS = {
   add: (text) => `${text.split("=")[0]} joins with weight ${text.split("=")[1] ?? 1}`,
-  add_in_rack: (text) => `${text.split("=")[0]} joins in rack ${text.split("=")[1]}`,
   remove: (text) => `${text} leaves`,
   fail: (text) => `${text} crashes`,
   fail_rack: (text) => `all members of rack ${text} crash`,
   weight: (text) => `weight ${text}`,
-  rack: (text) => `rack ${text}`,
   partitions: (text) => `partitions ${text}`,
   function: (text) => `allocator function ${text}`,
 };
@@ -172,8 +170,7 @@ export const plan = (route, query) => {
       racks = [...new Set(group.members.map((each) => each.rack).filter(Boolean))].map((each) => [each, each]);
     const member = choice("plan-member", names),
       rack = choice("plan-rack", racks),
-      name = text("plan-name", "new-worker"),
-      other = text("plan-new-rack", "rack");
+      name = text("plan-name", "new-worker");
     const weight = element("input", { name: "plan-weight", type: "number", min: "0", step: "any", value: "1" }),
       topic = choice(
         "plan-topic",
@@ -191,11 +188,6 @@ export const plan = (route, query) => {
         () => `${filled(name, "a name")}=${filled(weight, "a weight")}`,
         () => [field("Name", name), field("Weight", weight)],
       ],
-      add_in_rack: [
-        "a member joins in a rack",
-        () => `${filled(name, "a name")}=${filled(other, "a rack")}`,
-        () => [field("Name", name), field("Rack", other)],
-      ],
       remove: ["a member leaves", () => member.value, () => [field("Member", member)]],
       fail: ["a member crashes", () => member.value, () => [field("Member", member)]],
       ...(racks.length
@@ -205,11 +197,6 @@ export const plan = (route, query) => {
         "a member has another weight",
         () => `${member.value}=${filled(weight, "a weight")}`,
         () => [field("Member", member), field("Weight", weight)],
-      ],
-      rack: [
-        "a member is in another rack",
-        () => `${member.value}=${filled(other, "a rack")}`,
-        () => [field("Member", member), field("Rack", other)],
       ],
       partitions: [
         "a topic has more partitions",

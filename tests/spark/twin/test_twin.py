@@ -13,7 +13,7 @@ from allocator.errors import ConfigError
 from allocator.spark.options import read_options
 from allocator.testing import JarsUnavailable, LocalCluster, ProducedRecord, produce
 from allocator.testing.jars import class_path
-from allocator.testing.versions import SPARK_CONNECTOR
+from bench.server_jars import SPARK_CONNECTOR
 from tests.spark.twin.twin_language import Program
 from tests.spark.twin.twin_programs import PROGRAMS
 from tests.spark.twin.twin_random import random_program

@@ -17,10 +17,9 @@ from typing import Any
 
 import pytest
 
+from allocator import __version__
 from allocator._files import write_file
-
-from .. import __version__
-from .versions import KAFKA, ZOOKEEPER
+from allocator.testing.versions import KAFKA, ZOOKEEPER
 
 BEGIN = "<!-- compatibility: begin; written by the tests -->"
 END = "<!-- compatibility: end -->"

@@ -30,8 +30,8 @@ COMMANDS: Final = {
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "CONNECT_S", 0.3)
-    monkeypatch.setattr(mirror, "CONNECT_S", 0.3)
+    for module in (places, mirror):
+        monkeypatch.setattr(module, "CONNECT_S", 0.3)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from allocator.operate.group_report import GroupReport
 from allocator.testing import LocalCluster, wait_until_async
 from tests.compat.consuming import closing, consume_values
 from tests.groups.zookeeper_sessions import session
+from tests.inside import member_of
 from tests.joining import joined
 from tests.stored import stored_offset
 
@@ -234,7 +235,7 @@ async def test_values_taken_before_an_error_are_neither_lost_nor_committed(scene
 async def test_an_error_that_ends_all_reading_is_raised_each_time(scene: Scene, topic_factory: Topics) -> None:
     topic = topic_factory(1)
     consumer = await scene.consumer()
-    consumer._member.fetcher.broke(RuntimeError("a bug"))
+    member_of(consumer).fetcher.broke(RuntimeError("a bug"))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="a bug"):
             await consumer.consume(topic)

@@ -15,6 +15,7 @@ from allocator.errors import CommitFailed, Fenced
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 from tests.consumer.real_service import Service, owns, read
 from tests.consumer.test_late_commits import hold_commits_of
+from tests.inside import member_of
 
 Options = Callable[[LocalCluster], "dict[str, Any]"]
 
@@ -81,7 +82,7 @@ async def resume(consumer: Consumer) -> None:
     """Resumes all partitions after a pause that brings them into doubt."""
     await asyncio.sleep(4 * POLL_S)  # also after the response to the last request
     consumer.resume(*consumer.assignment())
-    state = consumer._member.state
+    state = member_of(consumer).state
     await wait_until_async(lambda: all(map(state.is_in_doubt, state.assignment)), 10, "the doubt")
 
 
@@ -130,7 +131,7 @@ async def test_a_topic_created_again_at_once_is_read_from_its_beginning(setting:
     async with zookeeper as proxy, setting.consumer(auto_commit_interval_s=0.2, zookeeper=proxy.address) as consumer:
         assert await read(consumer, 50) == list(range(50))
         if reconnected:
-            member = consumer._member.membership
+            member = member_of(consumer).membership
             proxy.reset()
             await wait_until_async(lambda: not member.may_act(), 30, "the connection to end", interval_s=0.001)
             await wait_until_async(member.may_act, 30, "the connection")
@@ -168,7 +169,7 @@ async def test_a_committed_offset_of_a_topic_that_is_created_again_meanwhile_doe
     async with setting.consumer(**here) as consumer:
         await asyncio.wait_for(found.wait(), 30)
         await recreate(setting)
-        doubts = consumer._member.state.doubts
+        doubts = member_of(consumer).state.doubts
         await wait_until_async(lambda: doubts[setting.topic], 30, "the event")
         goes_on.set()
         assert await read(consumer, 80) == list(range(1000, 1080))

@@ -20,6 +20,7 @@ from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_p
 from allocator.testing import FaultProxy, LocalCluster, produce, wait_until_async
 from allocator.types import OffsetStorage, TopicPartition
 from tests.groups.zookeeper_sessions import session
+from tests.inside import member_of
 
 pytestmark = pytest.mark.deadline(150)
 
@@ -64,10 +65,7 @@ async def test_a_leaving_member_commits_although_its_connection_to_zookeeper_was
             await consumer.getbatch(0)  # they are done
         proxy.drop()
         proxy.reset()
-        # to ask the consumer would refuse the records in hand
-        member = (
-            consumer._consumer if kind == "switching" else consumer
-        )._member  # to ask `may_act` would refuse records
+        member = member_of(consumer)  # to ask the consumer would refuse the records in hand
         await wait_until_async(lambda: not member.membership.may_act(), 60, "the loss of the connection to be noticed")
         leaving = asyncio.ensure_future(consumer.getbatch(0) if kind == "switching" else consumer.close())
         done, _ = await asyncio.wait({leaving}, timeout=0.5)

@@ -86,9 +86,9 @@ def test_a_small_batch_of_very_repetitive_records_is_read(decoder: Any, codec: s
 def test_a_batch_beyond_the_limit_has_an_error_that_does_not_call_it_corrupt(
     decoder: Any, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codecs, "LIMIT_FLOOR", 1 << 20)
+    for name, value in {"LIMIT_FLOOR": 1 << 20, "LIMIT_RATIO": 2}.items():
+        monkeypatch.setattr(codecs, name, value)
     data = batch([R(0, bytes(3 << 20))], 0, codec)
-    monkeypatch.setattr(codecs, "LIMIT_RATIO", 2)
     with pytest.raises(
         DecompressedTooLarge, match=r"decompress to more than 1048576; its records may be good"
     ) as caught:

@@ -264,7 +264,7 @@ def read_by_version_0(runs: list[Run]) -> list[Run]:
         if kept and not kept[-1].exact and 0 <= run.target - kept[-1].target < SPAN:
             continue
         dense = len(kept) >= MOST_RUNS and 0 <= run.target - kept[-MOST_RUNS].target < SPAN
-        kept.append(run._replace(exact=run.exact and not dense))
+        kept.append(Run(run.source, run.target, run.exact and not dense))
     return kept
 
 

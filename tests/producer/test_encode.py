@@ -89,7 +89,7 @@ def test_batches_of_one_codec_become_one_and_a_corrupt_batch_stays_as_it_is(deco
     parts = [produced([R(0, b"v%d" % n)], n, codec) for n, codec in enumerate(["none"] * 5 + ["gzip"] * 4)]
     small, _ = mirrored(decoder, b"".join(parts), 0, 1)
     assert [each.records for each in merged(small)] == [5, 4]
-    bad = small[2]._replace(payload=memoryview(b"\x5a" + bytes(small[2].payload[1:])))
+    bad = Encoded(*small[2][:-1], memoryview(b"\x5a" + bytes(small[2].payload[1:])))
     found = merged([*small[:2], bad, *small[3:]])
     assert [each.records for each in found] == [2, 1, 2, 4]
     assert found[1] is bad

@@ -146,8 +146,8 @@ async def test_a_function_that_hangs_in_a_thread_is_named(
     zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group keeps its assignment, as it does if a function raises."""
-    monkeypatch.setattr(decision, "SMALL_PARTITIONS", 1)
-    monkeypatch.setattr(decision, "LIMIT_S", 1.0)
+    for name in ("SMALL_PARTITIONS", "LIMIT_S"):
+        monkeypatch.setattr(decision, name, 1)
     answers, hangs = threading.Event(), False
 
     def function(view: GroupView) -> dict[str, list[TopicPartition]]:

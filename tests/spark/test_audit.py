@@ -31,7 +31,7 @@ def sound() -> Rows:
         for p in range(2)
     ]
     log[1][7] = log[1][2]
-    log[0][3] = log[0][3]._replace(ms=-1000)
+    alter(3, ms=-1000)(log)
     return log
 
 

@@ -666,51 +666,51 @@ def numbered(name: str, partitions: int) -> int:
     return abs(number - (1 << 32) if number >> 31 else number) % partitions
 
 
-@pytest.mark.servers
 @pytest.mark.parametrize("kafka", ["2.8.2", pytest.param("0.11.0.3", marks=long), pytest.param("3.9.1", marks=long)])
 @pytest.mark.parametrize("silent", ["leader of the results", "coordinator of the group"])
-async def test_a_request_that_arrives_after_its_transaction_changes_nothing(kafka: str, silent: str) -> None:
-    async with LocalCluster(kafka, 2, proxied=True, broker_config=LATE) as cluster:
-        for name in ("in", "out", "other"):
-            await asyncio.to_thread(cluster.create_topic, name, 1, 1)
-        warm = Two(cluster, "in", "other", "warm")
-        await warm.fill(1)
-        async with warm.owner() as (producer, consumer):  # creates the internal topics
-            await batch_of(consumer)
-            await in_transaction(producer, consumer, ("other", b""))
+async def test_a_request_that_arrives_after_its_transaction_changes_nothing(
+    kafka: str, silent: str, cluster_factory: Any, topic_factory: TopicFactory, group: str
+) -> None:
+    cluster = await asyncio.to_thread(lambda: cluster_factory(kafka=kafka, brokers=2, proxied=True, broker_config=LATE))
+    source, out, other = [await asyncio.to_thread(topic_factory, 1, 1, None, cluster) for _ in range(3)]
+    warm = Two(cluster, source, other, f"{group}-warm")
+    await warm.fill(1)
+    async with warm.owner() as (producer, consumer):  # creates the internal topics
+        await batch_of(consumer)
+        await in_transaction(producer, consumer, (other, b""))
 
-        def leader(topic: str, name: str | None = None) -> Any:
-            partitions = {"__consumer_offsets": 4, "__transaction_state": 5}
-            return cluster.leader(topic, 0 if name is None else numbered(name, partitions[topic]))
+    def leader(topic: str, name: str | None = None) -> Any:
+        partitions = {"__consumer_offsets": 4, "__transaction_state": 5}
+        return cluster.leader(topic, 0 if name is None else numbered(name, partitions[topic]))
 
-        def victim(group: str) -> Any:
-            return leader("out") if silent == "leader of the results" else leader("__consumer_offsets", group)
+    def victim(group: str) -> Any:
+        return leader(out) if silent == "leader of the results" else leader("__consumer_offsets", group)
 
-        def fits(group: str) -> bool:
-            others = [leader("__transaction_state", f"{group}:in:0")]
-            others.append(leader("__consumer_offsets", group) if silent == "leader of the results" else leader("out"))
-            return victim(group).id not in {each.id for each in others}
+    def fits(group: str) -> bool:
+        others = [leader("__transaction_state", f"{group}:{source}:0")]
+        others.append(leader("__consumer_offsets", group) if silent == "leader of the results" else leader(out))
+        return victim(group).id not in {each.id for each in others}
 
-        here = Two(cluster, "in", "out", next(f"g{n}" for n in range(200) if fits(f"g{n}")))
-        proxy = victim(here.group).proxy
-        async with here.owner(delivery_timeout_s=4.0) as (producer, consumer):
-            await batch_of(consumer)
-            await in_transaction(producer, consumer, ("out", b"0"))  # opens the connections
-            await here.fill(1)
-            await batch_of(consumer)
+    here = Two(cluster, source, out, next(filter(fits, (f"{group}-{n}" for n in range(200)))))
+    proxy = victim(here.group).proxy
+    async with here.owner(delivery_timeout_s=4.0) as (producer, consumer):
+        await batch_of(consumer)
+        await in_transaction(producer, consumer, (out, b"0"))  # opens the connections
+        await here.fill(1)
+        await batch_of(consumer)
 
-            async def silence() -> None:
-                proxy.drop(direction="to_server", client=os.getpid())
+        async def silence() -> None:
+            proxy.drop(direction="to_server", client=os.getpid())
 
-            with pytest.raises(BrokerError) as error:
-                await in_transaction(producer, consumer, ("out", b"1"), after=silence())
-            assert error.value.retriable
-            proxy.heal(client=os.getpid())
-        async with here.owner() as (producer, consumer):
-            await batch_of(consumer)
-            await in_transaction(producer, consumer, ("out", b"1"))
-        assert await asyncio.to_thread(committed_values, cluster.bootstrap, "out", 1) == [b"0", b"1"]
-        assert await committed_values_of_aiokafka(cluster.bootstrap, "out", 2, 1) == [b"0", b"1"]
+        with pytest.raises(BrokerError) as error:
+            await in_transaction(producer, consumer, (out, b"1"), after=silence())
+        assert error.value.retriable
+        proxy.heal(client=os.getpid())
+    async with here.owner() as (producer, consumer):
+        await batch_of(consumer)
+        await in_transaction(producer, consumer, (out, b"1"))
+    assert await asyncio.to_thread(committed_values, cluster.bootstrap, out, 1) == [b"0", b"1"]
+    assert await committed_values_of_aiokafka(cluster.bootstrap, out, 2, 1) == [b"0", b"1"]
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -15,13 +15,16 @@ import logging
 import os
 import signal
 from collections.abc import Coroutine, Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
 from allocator.testing.compatibility import versions_of
 from allocator.testing.versions import NEWEST
+
+if TYPE_CHECKING:
+    from tests.constants import SetConstant
 
 DEADLINE_S = 180.0
 # prefix of a test's id (the longest counts) -> row in docs/compatibility.md, and the versions of tests that have no
@@ -173,6 +176,14 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()  # otherwise each full collection takes half a second, because the modules of all tests are loaded
     gc.enable()
+
+
+@pytest.fixture
+def set_constant(monkeypatch: pytest.MonkeyPatch) -> SetConstant:
+    """`set_constant(module, NAME=value)` until the test ends."""
+    from tests.constants import SetConstant  # not at the top: a copy of this file has no such module
+
+    return SetConstant(monkeypatch)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,9 +10,11 @@ import pytest
 
 from allocator import Consumer, GroupedConsumer
 from allocator.core.consumer import client_of
+from allocator.core.fetch import planner
 from allocator.core.offsets import GroupOffsets
 from allocator.errors import CommitFailed, Fenced
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
+from tests.constants import SetConstant
 from tests.consumer.real_service import Service, owns, read
 from tests.consumer.test_late_commits import hold_commits_of
 from tests.inside import member_of
@@ -53,9 +55,9 @@ def setting(
 
 
 @pytest.fixture
-def short_absence(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_absence(set_constant: SetConstant) -> None:
     """A partition that was not read for one poll comes into doubt."""
-    monkeypatch.setattr("allocator.core.fetch.planner.UNSEEN_S", POLL_S)
+    set_constant(planner, UNSEEN_S=POLL_S)
 
 
 async def recreate(setting: Service) -> None:
@@ -262,6 +264,17 @@ async def read_old(setting: Service, consumer: Consumer) -> None:
     assert sorted(await read(consumer, 50)) == list(range(50))
 
 
+def committing(consumer: Consumer, offsets: Any, asynchronous: bool) -> asyncio.Future[Any]:
+    """Starts a commit, and returns a future of its error."""
+    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    if asynchronous:
+        consumer.commit_async(offsets, lambda _, error: done.set_result(error))
+    else:
+        commit = asyncio.ensure_future(consumer.commit(offsets))
+        commit.add_done_callback(lambda _: done.set_result(commit.exception()))
+    return done
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_an_offset_of_the_former_topic_is_not_committed_to_the_next_one(
     pair: Service, asynchronous: bool
@@ -273,12 +286,7 @@ async def test_an_offset_of_the_former_topic_is_not_committed_to_the_next_one(
         decide = pause(consumer)
         await recreate(pair)
         await resume(consumer)
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if asynchronous:
-            consumer.commit_async({first: 25}, lambda offsets, error: done.set_result(error))
-        else:
-            commit = asyncio.ensure_future(consumer.commit({first: 25}))
-            commit.add_done_callback(lambda _: done.set_result(commit.exception()))
+        done = committing(consumer, {first: 25}, asynchronous)
         await consumer.committed(first)  # the response to a commit would come before
         assert not done.done()
         decide.set()
@@ -300,12 +308,7 @@ async def test_a_commit_that_waits_is_given_up_when_the_log_turns_out_shorter(
     async with pair.consumer(auto_commit_interval_s=None) as consumer:
         await read_old(pair, consumer)
         reachable = hold_commits_of(consumer)
-        ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if asynchronous:
-            consumer.commit_async({first: 25}, lambda offsets, error: ended.set_result(error))
-        else:
-            commit = asyncio.ensure_future(consumer.commit({first: 25}))
-            commit.add_done_callback(lambda _: ended.set_result(commit.exception()))
+        ended = committing(consumer, {first: 25}, asynchronous)
         await asyncio.to_thread(pair.cluster.delete_topic, pair.topic)
         await asyncio.to_thread(pair.cluster.create_topic, pair.topic, 2)
         await pair.produce(1000, 1020)

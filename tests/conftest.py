@@ -81,7 +81,7 @@ _UNWIND_S = 10.0
 hypothesis.settings.register_profile(
     "long", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
 )
-hypothesis.settings.register_profile("suite", hypothesis.settings.get_profile("long"), max_examples=60)
+hypothesis.settings.register_profile("suite", hypothesis.settings.get_profile("long"), max_examples=40)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

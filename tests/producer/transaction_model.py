@@ -83,26 +83,26 @@ def unsafe(state: State) -> str:
     return ""
 
 
-def steps(state: State, broken: str = "") -> Iterator[tuple[str, State]]:
-    """The steps that may follow. `broken`: the rule that does not hold."""
+def steps(state: State, broken: str = "", late: int = LATE) -> Iterator[tuple[str, State]]:
+    """The steps that may follow. `broken`: the rule that does not hold. `late`: how many requests may be late."""
     if state.unapplied is not None:
         yield "applied", state.but(committed=state.unapplied, unapplied=None)
     for request in state.late:
         yield f"late {request}", handled(state.but(late=state.late - {request}), request)[1]
     for at, owner in enumerate(state.owners):
         new = Owner("init", position=state.committed, known=state.committed)
-        for after in forgotten(state, owner):
+        for after in forgotten(state, owner, late):
             yield f"{at} begins", changed(after, at, new)
             if broken == ONLY:  # it commits again what it knows, as for an idle partition
                 plain = Request("plain", -1, state.committed)
-                if len(after.late) < LATE and state.committed:
+                if len(after.late) < late and state.committed:
                     yield f"{at} begins and sends {plain}", changed(after.but(late=after.late | {plain}), at, new)
         if owner.asks is not None:
             accepted, after = handled(state, owner.asks, fences=broken != FENCES)
             yield f"{at} {owner.asks}", changed(after, at, answered(after, owner, accepted, broken))
-            for after in forgotten(state, owner):
+            for after in forgotten(state, owner, late):
                 yield f"{at} gives up {owner.asks}", changed(after, at, failed(owner, broken, no_response=True))
-            if len(state.late) < LATE:
+            if len(state.late) < late:
                 again = state.but(late=state.late | {owner.asks})
                 repeats = owner.but(doubt=True, offset_doubt=owner.offset_doubt or owner.asks.kind == "offset")
                 yield f"{at} sends again {owner.asks}", changed(again, at, repeats)
@@ -124,10 +124,10 @@ def changed(state: State, at: int, owner: Owner) -> State:
     return state.but(owners=tuple(sorted(owners, key=hash)))  # the owners are alike, so their order says nothing
 
 
-def forgotten(state: State, owner: Owner) -> Iterator[State]:
+def forgotten(state: State, owner: Owner, late: int) -> Iterator[State]:
     """The request that the owner waits for is lost, or arrives later."""
     yield state
-    if owner.asks is not None and len(state.late) < LATE:
+    if owner.asks is not None and len(state.late) < late:
         yield state.but(late=state.late | {owner.asks})
 
 

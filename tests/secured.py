@@ -34,10 +34,14 @@ USER = {
     "sasl_plain_password": "secret",
 }
 
+USERS = ("alice", "bob", "eve", "mallory")
+"""More users, whose passwords are their names."""
+
 
 async def with_an_authorizer(cluster_factory: Any, kafka: str) -> LocalCluster:
     """Anonymous clients (the broker and the tests) may do everything; ACLs apply to SASL clients."""
-    login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_member="secret";'
+    passwords = " ".join(f'user_{user}="{user}"' for user in USERS)
+    login = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_member="secret" {passwords};'
     listeners = "PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{port2}"
     settings = {
         "listeners": listeners,

@@ -18,6 +18,7 @@ from allocator.migrate import mirror
 from allocator.migrate import storage as places
 from allocator.migrate.offsets import FORMAT
 from tests.cli.every_command import MEMBER, NO_MEMBER, words, write_settings
+from tests.constants import SetConstant
 
 AWAY: Final = "127.0.0.1:1"
 COMMANDS: Final = {
@@ -29,9 +30,9 @@ COMMANDS: Final = {
 
 
 @pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "CONNECT_S", 0.3)
-    monkeypatch.setattr(mirror, "CONNECT_S", 0.3)
+def hurry(set_constant: SetConstant) -> None:
+    for module in (places, mirror):
+        set_constant(module, CONNECT_S=0.3)
 
 
 @pytest.fixture

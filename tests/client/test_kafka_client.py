@@ -15,11 +15,13 @@ from kafka.protocol.admin import ListGroupsResponse
 from kafka.protocol.consumer import FetchRequest, OffsetFetchResponse
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
+from allocator.core.client import pool
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable, Closed
 from allocator.testing import wait_until_async
 from tests.client.fake_broker import HANG_UP, MODERN, SILENT, FakeBroker, find
 from tests.client.fake_proxy import FakeProxy
+from tests.constants import SetConstant
 
 # ApiVersions, ListGroups (to which 0.9 would respond) and Metadata
 SILENT_BROKER = dict.fromkeys((18, 16, 3), lambda _: SILENT)
@@ -383,8 +385,8 @@ async def test_connections_to_the_old_address_of_a_broker_are_closed() -> None:
         assert new.connections == before + 1
 
 
-async def test_a_connection_with_a_request_in_flight_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.core.client.pool.MAX_IDLE_S", 0.3)
+async def test_a_connection_with_a_request_in_flight_is_not_idle(set_constant: SetConstant) -> None:
+    set_constant(pool, MAX_IDLE_S=0.3)
     async with FakeBroker() as broker, KafkaClient(broker.address) as client:
         go_on = broker.hold(10)
         waiting = asyncio.ensure_future(client.send(1, find(), 60))

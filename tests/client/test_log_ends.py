@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from kafka.protocol.consumer import ListOffsetsResponse
 
 from allocator.core.client import KafkaClient, list_offsets, log_offsets
 from allocator.types import TopicPartition
 from tests.client.fake_broker import MODERN, FakeBroker
+from tests.constants import SetConstant
 
 LIST_OFFSETS = 2
 HERE, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -60,8 +60,8 @@ async def test_an_end_below_what_was_read_is_requested_again() -> None:
     assert leader.requested == [[0, 1], [0], [0]]
 
 
-async def test_a_log_that_stays_shorter_was_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_offsets, "LOWER_END_PATIENCE_S", 0.3)
+async def test_a_log_that_stays_shorter_was_truncated(set_constant: SetConstant) -> None:
+    set_constant(log_offsets, LOWER_END_PATIENCE_S=0.3)
     assert await ends(Leader(48), newest=4) == {HERE: 48, OTHER: 7}
 
 

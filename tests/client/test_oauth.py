@@ -17,6 +17,7 @@ from urllib.parse import quote_plus
 
 import pytest
 
+from allocator.core.client import sasl
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import ConnectionFailed
 from allocator.core.client.oauth import ClientCredentials, TokenError, TokenProvider, with_credentials
@@ -27,6 +28,7 @@ from allocator.testing import wait_until_async
 from tests.client import providers_under_test
 from tests.client.fake_broker import FakeBroker, find, sasl_handlers
 from tests.client.token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted, unsecured_token
+from tests.constants import SetConstant
 
 PROVIDERS = providers_under_test.__name__
 OAUTH = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
@@ -134,9 +136,11 @@ async def test_a_provider_that_fails_or_hangs_is_a_retriable_error_that_names_it
         assert caught.value.retriable
 
 
-async def test_requests_continue_while_credentials_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_continue_while_credentials_are_renewed(
+    set_constant: SetConstant, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The provider fails once when the session must be renewed, then hangs; the same connection responds meanwhile."""
-    monkeypatch.setattr("allocator.core.client.sasl.CREDENTIALS_PAUSE_S", 0.01)
+    set_constant(sasl, CREDENTIALS_PAUSE_S=0.01)
     tokens: list[bytes] = []
     provider = providers_under_test.Provider()
     hangs, go_on = threading.Event(), threading.Event()

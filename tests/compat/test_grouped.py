@@ -23,6 +23,7 @@ from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_p
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 from tests.compat.consuming import consume_values
 from tests.groups.zookeeper_sessions import session
+from tests.inside import member_of, watcher_of
 from tests.joining import joined
 from tests.stored import stored_offsets
 
@@ -149,10 +150,10 @@ async def test_values_on_which_the_user_could_not_act_come_again(service: Servic
                 if value == 2 and not asked:
                     asked = True
                     await asyncio.to_thread(proxy.stop)
-                    await wait_until_async(lambda: not consumer._member.may_act(), 30, "the end of the lease")
+                    await wait_until_async(lambda: not member_of(consumer).may_act(), 30, "the end of the lease")
                     assert not consumer.may_act()
                     await asyncio.to_thread(proxy.start)
-                    await wait_until_async(consumer._member.may_act, 30, "the lease")
+                    await wait_until_async(member_of(consumer).may_act, 30, "the lease")
                 else:
                     done.add(value)
             if commits:
@@ -258,7 +259,7 @@ async def test_values_of_a_lost_partition_do_not_block_a_move_to_another_cluster
     await consume_values(consumer, service.topic, 4)
 
     def tokens() -> list[Any]:
-        state = consumer._member.state
+        state = member_of(consumer).state
         return [
             (each.partition, each.fence) for each in state.assignment.values() if each.partition.topic == service.topic
         ]
@@ -289,7 +290,7 @@ async def test_a_commit_without_a_lease_waits_for_it(service: Service) -> None:
         assert consumer.may_act()
         proxy.drop()
         proxy.reset()
-        await wait_until_async(lambda: not consumer._member.may_act(), 30, "the loss of the lease")
+        await wait_until_async(lambda: not member_of(consumer).may_act(), 30, "the loss of the lease")
         commit = consumer.commit_offsets()
         await asyncio.wait({commit}, timeout=0.5)
         assert not commit.done()
@@ -306,7 +307,7 @@ async def test_closing_does_not_wait_for_a_lease_that_does_not_come(service: Ser
         await consume_values(consumer, service.topic, 4)
         proxy.drop()
         proxy.reset()
-        await wait_until_async(lambda: not consumer._member.may_act(), 30, "the loss of the lease")
+        await wait_until_async(lambda: not member_of(consumer).may_act(), 30, "the loss of the lease")
         commit = consumer.commit_offsets()
         await asyncio.sleep(0)
         await asyncio.wait_for(consumer.close(), 30)
@@ -392,7 +393,7 @@ async def test_a_member_follows_the_cluster_choice_of_its_group(
         values = await consume_values(consumer, service.topic, 40)
         await choose_cluster(ensemble, path, ClusterChoice(None, frozen=True))
         if not autocommit:
-            await wait_until_async(lambda: consumer._wanted_cluster() is None, 30, "the choice to be noticed")
+            await wait_until_async(lambda: watcher_of(consumer).current.frozen, 30, "the choice to be noticed")
             for _ in range(5):
                 assert await consumer.consume(idle) == []
             assert consumer.allocation[service.topic], "it owns the partitions until their values are committed"

@@ -26,7 +26,9 @@ from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupReport
 from allocator.testing import LocalCluster, wait_until_async
 from tests.compat.consuming import closing, consume_values
+from tests.constants import SetConstant
 from tests.groups.zookeeper_sessions import session
+from tests.inside import member_of
 from tests.joining import joined
 from tests.stored import stored_offset
 
@@ -234,7 +236,7 @@ async def test_values_taken_before_an_error_are_neither_lost_nor_committed(scene
 async def test_an_error_that_ends_all_reading_is_raised_each_time(scene: Scene, topic_factory: Topics) -> None:
     topic = topic_factory(1)
     consumer = await scene.consumer()
-    consumer._member.fetcher.broke(RuntimeError("a bug"))
+    member_of(consumer).fetcher.broke(RuntimeError("a bug"))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="a bug"):
             await consumer.consume(topic)
@@ -242,7 +244,11 @@ async def test_an_error_that_ends_all_reading_is_raised_each_time(scene: Scene, 
 
 @closing
 async def test_a_partition_that_cannot_be_decoded_waits_and_is_retried(
-    scene: Scene, topic_factory: Topics, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    scene: Scene,
+    topic_factory: Topics,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    set_constant: SetConstant,
 ) -> None:
     topic, bad = topic_factory(2), True
     await scene.numbers(topic, 5)
@@ -265,7 +271,7 @@ async def test_a_partition_that_cannot_be_decoded_waits_and_is_retried(
 
     bad = False
     assert await consumer.consume(topic) == []
-    monkeypatch.setattr(base_consumer, "RETRY_S", 0.0)
+    set_constant(base_consumer, RETRY_S=0.0)
     assert await consume_values(consumer, topic, 6) == [2, 3, 4, 0, 1, 2]
 
 

@@ -18,7 +18,7 @@ from allocator import Consumer
 from allocator.core.client import protocol
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import RequestFailed, broker_error
-from allocator.core.client.fetch_messages import FetchRequest
+from allocator.core.client.fetch_messages import FetchedPartition, FetchRequest
 from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitResponse
 from allocator.core.consumer import SinkClaim, SinkOffset, group_member
 from allocator.core.consumer.membership_config import MemberParts, MembershipConfig
@@ -139,17 +139,16 @@ class GroupCluster(FakeCluster):
             return None
         return 7 if request is protocol.OffsetFetchRequest else super().api_version(request)
 
-    async def _respond(self, node: int, parts: Any, request: Any, session: Any) -> Any:
+    async def respond(self, node: int, parts: Any, request: Any, session: Any) -> Any:
         """Refuses a partition whose topic is another one than the client knew when it sent the request."""
         before = {tp: self.content[tp] for tp in parts if tp in self.content}
-        response = await super()._respond(node, parts, request, session)
+        response = await super().respond(node, parts, request, session)
         for n, part in enumerate(response.parts):
             for tp, log in before.items():
                 topic = self.ids[tp.topic].bytes if response.API_VERSION >= 13 else tp.topic
                 if (part.topic, part.partition) == (topic, tp.partition) and self.content[tp] is not log:
-                    response.parts[n] = part._replace(
-                        code=UNKNOWN_ID if self.knows_ids else UNKNOWN_PARTITION, records=b""
-                    )
+                    code = UNKNOWN_ID if self.knows_ids else UNKNOWN_PARTITION
+                    response.parts[n] = FetchedPartition(*part[:2], code, *part[3:-1], b"")
         return response
 
 
@@ -215,7 +214,7 @@ class ClientOfMember:
         if isinstance(request, protocol.FindCoordinatorRequest):
             return SimpleNamespace(error_code=0, node_id=0, host="fake", port=9092)
         if isinstance(request, protocol.OffsetFetchRequest):
-            return self._fetched(request)
+            return self.fetched(request)
         return await self.cluster.send(node, request, timeout_s)
 
     def _arrived(self, arrival: asyncio.Future[Any]) -> None:
@@ -233,7 +232,7 @@ class ClientOfMember:
         if fault != "lost" and cuts == self.cuts:
             for tp, offset in request.offsets.items():
                 if tp in cluster.leaders:
-                    offset = offset._replace(metadata=request.text(offset.metadata))
+                    offset = OffsetAndMetadata(offset.offset, request.text(offset.metadata), offset.leader_epoch)
                     log, named = logs[tp], topic_of(as_read(offset.metadata, cluster.cluster_id))
                     former = None not in (named, log.topic_id) and named != log.topic_id
                     cluster.stored(self, tp, offset, Log(named) if former else log)
@@ -244,7 +243,7 @@ class ClientOfMember:
             raise BrokerError("no response", retriable=True)
         return OffsetCommitResponse(8, 0, results)
 
-    def _fetched(self, request: Any) -> Any:
+    def fetched(self, request: Any) -> Any:
         topics = []
         for topic in request.topics:
             parts = []
@@ -392,7 +391,8 @@ class MemorySink:
         await asyncio.sleep(0.002)
         self.offsets[partition] = offset
         if topic_id is not None and partition in self._owners:
-            self._owners[partition] = self._owners[partition]._replace(topic_id=topic_id)
+            former = self._owners[partition]
+            self._owners[partition] = SinkClaim(former.fence, topic_id, former.left_out)
 
     def take_rewind(self, partition: TopicPartition) -> int | None:
         return None

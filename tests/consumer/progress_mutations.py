@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import allocator
 
 PACKAGE = Path(allocator.__file__).parent
+ROOT = Path(__file__).parents[2]
+MACHINE = "tests.consumer.progress_machine"
+
+
+def played(package: Path, count: int, machine: str = MACHINE) -> subprocess.CompletedProcess[str]:
+    """Plays the first examples of seed 0 in a process of its own, with the `allocator` in `package`.
+
+    The order of sets decides which examples follow a seed, so it is fixed.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", machine, str(count), "0"],
+        cwd=package,
+        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join([str(package), str(ROOT)])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
 
 
 class Mutation(NamedTuple):
@@ -30,6 +51,13 @@ class Mutation(NamedTuple):
         """Writes a copy of the package without the rule into `folder`."""
         shutil.copytree(PACKAGE, folder / "allocator", ignore=shutil.ignore_patterns("__pycache__"))
         (folder / "allocator" / self.file).write_text(self.mutated())
+
+    def assert_found(self, folder: Path, count: int, machine: str = MACHINE) -> None:
+        """Plays the machine without the rule, in a copy of the package in `folder`: an example must break a promise."""
+        self.apply(folder)
+        run = played(folder, count, machine)
+        assert run.returncode == 1, run.stdout
+        assert "state.begin" in run.stdout, run.stdout
 
 
 READING = "core/consumer/reading.py"

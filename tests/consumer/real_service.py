@@ -9,9 +9,10 @@ from typing import Any
 
 from allocator import Consumer, RebalanceListener, TopicPartition
 from allocator.testing import LocalCluster, wait_until_async
+from allocator.types import Record
 from tests.joining import joined
 
-__all__ = ["Recording", "Service", "owns", "read", "read_on"]
+__all__ = ["Handler", "Recording", "Service", "owns", "read", "read_on"]
 
 
 class Recording(RebalanceListener):
@@ -67,6 +68,31 @@ class Service:
 
     async def produce(self, first: int, end: int, topic: str | None = None) -> None:
         await asyncio.to_thread(self.fill, first, end, topic)
+
+
+class Handler:
+    """Handles the records of a service, but fails each time at offset 2 of partition 0."""
+
+    def __init__(self, service: Service) -> None:
+        self.handled: list[tuple[int, int]] = []
+        """(partition, offset) of each handled record."""
+        self._service = service
+
+    async def __call__(self, record: Record) -> None:
+        if (record.partition, record.offset) == (0, 2):
+            raise ValueError("it never works")
+        self.handled.append((record.partition, record.offset))
+
+    async def produce(self, *partitions: int) -> None:
+        """Writes one record to each of the partitions."""
+        records = [(None, b"x", each) for each in partitions]
+        await asyncio.to_thread(self._service.cluster.produce, self._service.topic, records)
+
+    async def until(self, *wanted: tuple[int, int]) -> None:
+        """Waits until these records are handled."""
+        await wait_until_async(
+            lambda: {*wanted}.issubset(self.handled), 30, lambda: f"{wanted}; handled: {self.handled}"
+        )
 
 
 async def read(consumer: Consumer, count: int, seen: list[int] | None = None, timeout_s: float = 30.0) -> list[int]:

@@ -17,8 +17,7 @@ from allocator import KafkaGroupCommands
 from allocator.cli.commands import main
 from allocator.core.errors import CommandRefused
 from allocator.testing import LocalCluster, wait_until_async
-from allocator.types import Record
-from tests.consumer.real_service import Service
+from tests.consumer.real_service import Handler, Service
 
 
 async def test_members_over_kafka_obey_commands_and_their_undoing(
@@ -26,18 +25,8 @@ async def test_members_over_kafka_obey_commands_and_their_undoing(
 ) -> None:
     topic, dead = topic_factory(2), topic_factory(1)
     service = Service(kafka_cluster, topic, group, "kafka", 2)
-    handled: list[tuple[int, int]] = []
-
-    async def handle(record: Record) -> None:
-        if (record.partition, record.offset) == (0, 2):
-            raise ValueError("it never works")
-        handled.append((record.partition, record.offset))
-
-    async def produce(*partitions: int) -> None:
-        await asyncio.to_thread(kafka_cluster.produce, topic, [(None, b"x", each) for each in partitions])
-
-    async def until(*wanted: tuple[int, int]) -> None:
-        await wait_until_async(lambda: set(wanted) <= set(handled), 30, lambda: f"{wanted}; handled: {handled}")
+    handle = Handler(service)
+    produce, until, handled = handle.produce, handle.until, handle.handled
 
     async def command(*words: str, code: int = 0) -> str:
         given = ["group", *words, "--brokers", kafka_cluster.bootstrap, "--timeout", "30"]

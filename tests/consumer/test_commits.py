@@ -20,6 +20,7 @@ from allocator.core.subscription.state import SubscriptionState
 from allocator.errors import CommitFailed, ConfigError
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.constants import SetConstant
 from tests.memory_offsets import MemoryOffsets
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -221,9 +222,9 @@ async def test_an_offset_that_cannot_be_committed_is_refused_before_a_doubt_is_d
             await asyncio.wait_for(member.commits.commit({A: OffsetAndMetadata(-1, "", -1)}), 10)
 
 
-async def test_a_release_does_not_wait_for_long_for_a_topic_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_release_does_not_wait_for_long_for_a_topic_in_doubt(set_constant: SetConstant) -> None:
     """It was probably deleted, and the partitions of other topics wait with it."""
-    monkeypatch.setattr(commits, "DOUBT_PATIENCE_S", 0.05)
+    set_constant(commits, DOUBT_PATIENCE_S=0.05)
     async with started() as member:
         member.began_at(3)
         member.done(A, 5)

@@ -10,11 +10,14 @@ import pytest
 
 from allocator import Consumer, GroupedConsumer
 from allocator.core.consumer import client_of
+from allocator.core.fetch import planner
 from allocator.core.offsets import GroupOffsets
 from allocator.errors import CommitFailed, Fenced
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
+from tests.constants import SetConstant
 from tests.consumer.real_service import Service, owns, read
 from tests.consumer.test_late_commits import hold_commits_of
+from tests.inside import member_of
 
 Options = Callable[[LocalCluster], "dict[str, Any]"]
 
@@ -52,9 +55,9 @@ def setting(
 
 
 @pytest.fixture
-def short_absence(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_absence(set_constant: SetConstant) -> None:
     """A partition that was not read for one poll comes into doubt."""
-    monkeypatch.setattr("allocator.core.fetch.planner.UNSEEN_S", POLL_S)
+    set_constant(planner, UNSEEN_S=POLL_S)
 
 
 async def recreate(setting: Service) -> None:
@@ -81,7 +84,7 @@ async def resume(consumer: Consumer) -> None:
     """Resumes all partitions after a pause that brings them into doubt."""
     await asyncio.sleep(4 * POLL_S)  # also after the response to the last request
     consumer.resume(*consumer.assignment())
-    state = consumer._member.state
+    state = member_of(consumer).state
     await wait_until_async(lambda: all(map(state.is_in_doubt, state.assignment)), 10, "the doubt")
 
 
@@ -130,7 +133,7 @@ async def test_a_topic_created_again_at_once_is_read_from_its_beginning(setting:
     async with zookeeper as proxy, setting.consumer(auto_commit_interval_s=0.2, zookeeper=proxy.address) as consumer:
         assert await read(consumer, 50) == list(range(50))
         if reconnected:
-            member = consumer._member.membership
+            member = member_of(consumer).membership
             proxy.reset()
             await wait_until_async(lambda: not member.may_act(), 30, "the connection to end", interval_s=0.001)
             await wait_until_async(member.may_act, 30, "the connection")
@@ -168,7 +171,7 @@ async def test_a_committed_offset_of_a_topic_that_is_created_again_meanwhile_doe
     async with setting.consumer(**here) as consumer:
         await asyncio.wait_for(found.wait(), 30)
         await recreate(setting)
-        doubts = consumer._member.state.doubts
+        doubts = member_of(consumer).state.doubts
         await wait_until_async(lambda: doubts[setting.topic], 30, "the event")
         goes_on.set()
         assert await read(consumer, 80) == list(range(1000, 1080))
@@ -261,6 +264,17 @@ async def read_old(setting: Service, consumer: Consumer) -> None:
     assert sorted(await read(consumer, 50)) == list(range(50))
 
 
+def committing(consumer: Consumer, offsets: Any, asynchronous: bool) -> asyncio.Future[Any]:
+    """Starts a commit, and returns a future of its error."""
+    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    if asynchronous:
+        consumer.commit_async(offsets, lambda _, error: done.set_result(error))
+    else:
+        commit = asyncio.ensure_future(consumer.commit(offsets))
+        commit.add_done_callback(lambda _: done.set_result(commit.exception()))
+    return done
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_an_offset_of_the_former_topic_is_not_committed_to_the_next_one(
     pair: Service, asynchronous: bool
@@ -272,12 +286,7 @@ async def test_an_offset_of_the_former_topic_is_not_committed_to_the_next_one(
         decide = pause(consumer)
         await recreate(pair)
         await resume(consumer)
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if asynchronous:
-            consumer.commit_async({first: 25}, lambda offsets, error: done.set_result(error))
-        else:
-            commit = asyncio.ensure_future(consumer.commit({first: 25}))
-            commit.add_done_callback(lambda _: done.set_result(commit.exception()))
+        done = committing(consumer, {first: 25}, asynchronous)
         await consumer.committed(first)  # the response to a commit would come before
         assert not done.done()
         decide.set()
@@ -299,12 +308,7 @@ async def test_a_commit_that_waits_is_given_up_when_the_log_turns_out_shorter(
     async with pair.consumer(auto_commit_interval_s=None) as consumer:
         await read_old(pair, consumer)
         reachable = hold_commits_of(consumer)
-        ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if asynchronous:
-            consumer.commit_async({first: 25}, lambda offsets, error: ended.set_result(error))
-        else:
-            commit = asyncio.ensure_future(consumer.commit({first: 25}))
-            commit.add_done_callback(lambda _: ended.set_result(commit.exception()))
+        ended = committing(consumer, {first: 25}, asynchronous)
         await asyncio.to_thread(pair.cluster.delete_topic, pair.topic)
         await asyncio.to_thread(pair.cluster.create_topic, pair.topic, 2)
         await pair.produce(1000, 1020)

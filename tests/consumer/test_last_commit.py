@@ -19,7 +19,9 @@ from allocator.operate.switching import SwitchingConsumer
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import FaultProxy, LocalCluster, produce, wait_until_async
 from allocator.types import OffsetStorage, TopicPartition
+from tests.constants import SetConstant
 from tests.groups.zookeeper_sessions import session
+from tests.inside import member_of
 
 pytestmark = pytest.mark.deadline(150)
 
@@ -64,10 +66,7 @@ async def test_a_leaving_member_commits_although_its_connection_to_zookeeper_was
             await consumer.getbatch(0)  # they are done
         proxy.drop()
         proxy.reset()
-        # to ask the consumer would refuse the records in hand
-        member = (
-            consumer._consumer if kind == "switching" else consumer
-        )._member  # to ask `may_act` would refuse records
+        member = member_of(consumer)  # to ask the consumer would refuse the records in hand
         await wait_until_async(lambda: not member.membership.may_act(), 60, "the loss of the connection to be noticed")
         leaving = asyncio.ensure_future(consumer.getbatch(0) if kind == "switching" else consumer.close())
         done, _ = await asyncio.wait({leaving}, timeout=0.5)
@@ -87,11 +86,11 @@ async def test_releases_do_not_wait_one_after_another_for_a_silent_coordinator(
     zk_chroot: str,
     topic_factory: Callable[..., str],
     group: str,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constant: SetConstant,
 ) -> None:
     """Kafka hangs, and the work on each partition ends later than that on the one before."""
-    monkeypatch.setattr(group_member, "RELEASE_PATIENCE_S", 2.0, raising=False)
-    monkeypatch.setattr(coordinator, "PATIENCE_S", 1.0)
+    set_constant(group_member, RELEASE_PATIENCE_S=2.0)
+    set_constant(coordinator, PATIENCE_S=1.0)
     topic = await asyncio.to_thread(topic_factory, 3)
     await asyncio.to_thread(produce, kafka_cluster.bootstrap, topic, [b"v"] * 3)  # one for each partition
     ends, begun, released = [asyncio.Event() for _ in range(3)], set(), set()

@@ -20,7 +20,7 @@ from allocator.sinks import SqliteSink
 from allocator.testing import FaultProxy, LocalCluster, WaitTimeout, wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.types import Record
-from tests.consumer.real_service import Service, owns, read
+from tests.consumer.real_service import Handler, Service, owns, read
 
 Handle = Callable[[Record], Awaitable[None]]
 OFFSET_COMMIT = 8
@@ -105,18 +105,8 @@ async def test_a_handler_obeys_every_command_and_its_undoing(
     topic, dead = topic_factory(2), topic_factory(1)
     service = Service(kafka_cluster, topic, group, partitions=2)
     zero, one = service.partitions
-    handled: list[tuple[int, int]] = []
-
-    async def handle(record: Record) -> None:
-        if (record.partition, record.offset) == (0, 2):
-            raise ValueError("it never works")
-        handled.append((record.partition, record.offset))
-
-    async def produce(*partitions: int) -> None:
-        await asyncio.to_thread(kafka_cluster.produce, topic, [(None, b"x", each) for each in partitions])
-
-    async def until(*wanted: tuple[int, int]) -> None:
-        await wait_until_async(lambda: set(wanted) <= set(handled), 30, lambda: f"{wanted}; handled: {handled}")
+    handle = Handler(service)
+    produce, until, handled = handle.produce, handle.until, handle.handled
 
     async def logged(text: str) -> None:
         await wait_until_async(lambda: text in caplog.text, 30, text)

@@ -16,6 +16,7 @@ from allocator.sinks import SqliteSink
 from allocator.testing import FaultProxy, LocalCluster, wait_until, wait_until_async
 from tests.consumer.fake_kafka import GroupCluster, HandMembership, consumer_by_hand
 from tests.consumer.real_service import Service
+from tests.inside import member_of
 from tests.stored import stored_offset
 
 COUNT = 6
@@ -31,7 +32,7 @@ class User:
 
     def acts_on(self, record: Record) -> None:
         """Blocks, so call it in a thread that has the context of the reader or the call."""
-        may_act = self.consumer._member.membership.may_act
+        may_act = member_of(self.consumer).membership.may_act
         if record.offset == 2 and not self._asked:
             self._asked = True
             self._proxy.stop()

@@ -19,6 +19,7 @@ from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_p
 from allocator.testing import FaultProxy, LocalCluster, produce, wait_until_async
 from tests.consumer.real_service import read_on
 from tests.groups.zookeeper_sessions import session
+from tests.inside import member_of, session_of, watcher_of
 from tests.joining import joined
 
 pytestmark = pytest.mark.deadline(120)
@@ -98,9 +99,9 @@ async def test_a_record_on_which_its_reader_could_not_act_is_not_done_when_the_g
             async def freeze(record: Record) -> None:
                 await asyncio.to_thread(proxy.stop)
                 await wait_until_async(lambda: not consumer.may_act(record), 30, "the end of the lease")
-                await it.choose(ensemble, choice._replace(frozen=True))
+                await it.choose(ensemble, ClusterChoice(it.brokers, frozen=True))
                 await asyncio.to_thread(proxy.start)
-                await wait_until_async(consumer._watcher.changed.is_set, 30, "the watch")
+                await wait_until_async(watcher_of(consumer).changed.is_set, 30, "the watch")
 
             async def reads_all() -> bool:
                 nonlocal asked
@@ -152,11 +153,10 @@ async def test_a_consumer_whose_watcher_loses_its_session_stays_in_the_group(it:
         return bool(await consumer.consume(it.topic))
 
     try:
-        assert consumer._watcher is not None
         async with session(it.zookeeper) as ensemble:
             client, members = client_of(consumer), await it.members(ensemble)
             assert len(members) == 1
-            await expire(consumer._watcher._zk)
+            await expire(session_of(watcher_of(consumer)))
             for value in (b"1", b"2"):
                 await it.produce(value)
                 await wait_until_async(consumes, 30, "a value")
@@ -171,9 +171,8 @@ async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(it: G
     consumer = it.consumer(session_timeout_s=4.0)
     async with session(it.zookeeper) as ensemble, consumer:
         await wait_until_async(lambda: _reads(consumer), 30, "the consumer to read")
-        watcher, member = consumer._watcher, consumer._consumer._member.membership
-        assert watcher._task is not None
-        watcher._task.cancel()
+        member: Any = member_of(consumer).membership
+        await watcher_of(consumer).close()
         await it.choose(ensemble, ClusterChoice(None, frozen=True))
         results, admitted = [], member.admitted
 
@@ -182,7 +181,7 @@ async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(it: G
             return results[-1]
 
         member.admitted = recorded
-        await expire(member._zk)
+        await expire(session_of(member))
         await wait_until_async(lambda: len(results) > 1, 30, "the check before it joins")
         assert results == [False] * len(results)
         assert await it.members(ensemble) == []

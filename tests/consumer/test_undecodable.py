@@ -14,6 +14,7 @@ from allocator.errors import CorruptRecordError
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
 from allocator.handlers.processor import Processor
+from allocator.testing import wait_until_async
 from tests.consumer.fake_kafka import GroupCluster, HandMembership, consumer_by_hand
 from tests.fetch.fetch_encode import R, batch
 
@@ -65,18 +66,22 @@ def by_offset(found: Batch) -> list[int]:
     return [record.offset for record in found.raw().from_offset(found.base_offset)]
 
 
-async def all_of(consumer: Consumer, get: Callable[[], Any], seconds: float = 1.5) -> tuple[list[int], int]:
-    """Reads in a loop that goes on after errors. Returns the offsets and the number of errors."""
+async def all_of(get: Callable[[], Any], count: int, *, failures: int = 0) -> list[int]:
+    """Reads until it has `count` records, and met `failures` errors if that is not 0. Returns the offsets."""
     got, errors = list[int](), 0
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while loop.time() < end:
+
+    async def enough() -> bool:
+        nonlocal errors
         try:
-            got += await get()
+            got.extend(await get())
         except CorruptRecordError as error:
+            assert failures
             assert (error.offset, error.next_offset) == (BAD, BAD + 2)
             errors += 1
-    return got, errors
+        return len(got) >= count and errors >= failures
+
+    await wait_until_async(enough, 30, lambda: f"{count} records and {failures} errors: {got}, {errors}", interval_s=0)
+    return got
 
 
 FORMS = [iterated, in_columns, in_slices, by_offset]
@@ -95,13 +100,12 @@ async def test_a_batch_ends_before_it(form: Callable[[Batch], list[int]], in_thr
             assert found.next_offset == BAD == await consumer.position(P)
             return offsets
 
-        got, errors = await all_of(consumer, get)
-        assert got == [*range(BAD)]
-        assert errors > 1
+        assert await all_of(get, BAD, failures=2) == [*range(BAD)]
         await consumer.commit()
         assert cluster.committed[P].offset == BAD
         consumer.seek(P, BAD + 2)
-        assert await all_of(consumer, get_offsets(consumer), 0.5) == ([*range(BAD + 2, END)], 0)
+        assert await all_of(get_offsets(consumer), END - BAD - 2) == [*range(BAD + 2, END)]
+        assert await consumer.getbatch(0.1) is None
     assert cluster.committed[P].offset == END
 
 
@@ -166,10 +170,11 @@ async def test_other_partitions_are_read_on(form: str) -> None:
                 records = list(await consumer.getbatch(0.2) or ())
             return [record.offset for record in records if record.partition == OTHER.partition]
 
-        _, errors = await all_of(consumer, get)
-        assert 1 < errors < 50, "at most every 50 ms here"
+        began = asyncio.get_running_loop().time()
+        assert await all_of(get, 0, failures=5) == []
+        assert asyncio.get_running_loop().time() - began > 0.12, "one each 50 ms here"
         cluster.append(OTHER, 3)
-        assert (await all_of(consumer, get))[0] == [0, 1, 2]
+        assert await all_of(get, 3, failures=1) == [0, 1, 2]
         await consumer.commit()
         assert (cluster.committed[P].offset, cluster.committed[OTHER].offset) == (BAD, 3)
 

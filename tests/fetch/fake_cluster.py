@@ -219,7 +219,7 @@ class FakeCluster:
             refusal = self.refusals[node].pop(0)
         if refusal:
             return FetchResponse(self._version(request), [], refusal)
-        return await self._respond(node, parts, request, session)
+        return await self.respond(node, parts, request, session)
 
     def _version(self, request: Any) -> int:
         return min(self.version, request.max_version)
@@ -253,7 +253,7 @@ class FakeCluster:
             session.high_watermarks.pop(tp, None)
         return session, None
 
-    async def _respond(self, node: int, parts: Parts, request: Any, session: Optional[Session]) -> Any:
+    async def respond(self, node: int, parts: Parts, request: Any, session: Optional[Session]) -> Any:
         deadline = asyncio.get_running_loop().time() + request.max_wait_s
         news = asyncio.Event()
         self._news.append(news)

@@ -14,6 +14,7 @@ import pytest
 from allocator.core.errors import DecompressedTooLarge
 from allocator.core.fetch import codecs
 from allocator.core.fetch.codecs import GZIP, LZ4, SNAPPY, ZSTD, CodecError, decompress
+from tests.constants import SetConstant
 from tests.fetch.fetch_decoders import make
 from tests.fetch.fetch_encode import R, batch
 
@@ -84,11 +85,10 @@ def test_a_small_batch_of_very_repetitive_records_is_read(decoder: Any, codec: s
 
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
 def test_a_batch_beyond_the_limit_has_an_error_that_does_not_call_it_corrupt(
-    decoder: Any, codec: str, monkeypatch: pytest.MonkeyPatch
+    decoder: Any, codec: str, set_constant: SetConstant
 ) -> None:
-    monkeypatch.setattr(codecs, "LIMIT_FLOOR", 1 << 20)
+    set_constant(codecs, LIMIT_FLOOR=1 << 20, LIMIT_RATIO=2)
     data = batch([R(0, bytes(3 << 20))], 0, codec)
-    monkeypatch.setattr(codecs, "LIMIT_RATIO", 2)
     with pytest.raises(
         DecompressedTooLarge, match=r"decompress to more than 1048576; its records may be good"
     ) as caught:
@@ -97,8 +97,8 @@ def test_a_batch_beyond_the_limit_has_an_error_that_does_not_call_it_corrupt(
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_the_sum_of_decompressed_columns_is_bounded(decoder: Any, codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "COLUMNS_LIMIT", 5 << 20)
+def test_the_sum_of_decompressed_columns_is_bounded(decoder: Any, codec: str, set_constant: SetConstant) -> None:
+    set_constant(codecs, COLUMNS_LIMIT=5 << 20)
     one = batch([R(0, bytes(1 << 20))], 0, codec)
     data = b"".join(struct.pack(">q", offset) + one[8:] for offset in range(20))
     whole = make(decoder, data)

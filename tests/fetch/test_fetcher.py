@@ -10,6 +10,7 @@ import pytest
 from kafka.errors import OffsetOutOfRangeError
 
 from allocator.core.client.errors import FETCH, ErrorCode, Reaction, reaction_to
+from allocator.core.client.fetch_messages import FetchedPartition
 from allocator.core.fetch import Fetcher
 from allocator.errors import (
     AllocatorError,
@@ -402,7 +403,7 @@ async def test_a_response_that_cannot_be_used_costs_its_connection(
         parts = getattr(response, "parts", [])
         if len(odd) < times and any(part.records for part in parts if part.partition == 0):
             odd.append(where)
-            parts[:] = [part._replace(records="no bytes") if part.partition == 0 else part for part in parts]
+            parts[:] = [FetchedPartition(*part[:-1], "no bytes") if part.partition == 0 else part for part in parts]
         return response
 
     cluster.send = broken  # type: ignore[method-assign]

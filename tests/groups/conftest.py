@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from allocator.protocols.zookeeper.znodes import documents
 from allocator.testing import LocalCluster
 from allocator.testing.plugin import ClusterFactory
+from tests.constants import SetConstant
 from tests.groups.old_groups import OldGroup
 
 PARTITIONS = 6
 
 
 @pytest.fixture
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_shards(set_constant: SetConstant) -> None:
     """Splits documents of some hundred bytes over several znodes, as large ones are."""
-    monkeypatch.setattr("allocator.protocols.zookeeper.znodes.documents.SHARD_BYTES", 200)
+    set_constant(documents, SHARD_BYTES=200)
 
 
 @pytest.fixture

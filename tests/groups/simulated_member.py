@@ -64,7 +64,7 @@ class OlderZooKeeper(SimulatedZooKeeper):
     """The client of a member whose version neither writes nor reads the changes of the assignment."""
 
     async def multi(self, ops: Sequence[Op]) -> int:
-        return await super().multi([op._replace(data=b"") if op.path == BASE else op for op in ops])
+        return await super().multi([Op(op.kind, op.path, b"", *op[3:]) if op.path == BASE else op for op in ops])
 
     async def get(self, path: str, *args: Any, **more: Any) -> tuple[bytes, Stat]:
         data, stat = await super().get(path, *args, **more)

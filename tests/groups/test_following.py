@@ -31,6 +31,7 @@ from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, C
 from allocator.protocols.zookeeper.znodes.following import DAY_MS, ImbalanceTimer, LoadHistory
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import LoadSource, Record, TopicPartition
+from tests.constants import SetConstant
 from tests.groups.members import plain_view
 
 A, B = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("ab"))
@@ -239,9 +240,9 @@ class Quick(allocator.ZooKeeper):
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, kafka_cluster: LocalCluster, group: str) -> Callable[..., Consumer]:
+def quick(set_constant: SetConstant, kafka_cluster: LocalCluster, group: str) -> Callable[..., Consumer]:
     """Returns consumers that know the load after a second."""
-    monkeypatch.setattr(load_report, "KNOWN_S", 1.0)
+    set_constant(load_report, KNOWN_S=1.0)
     zookeeper = f"{kafka_cluster.zookeeper}/{group}"
 
     def consumer(topic: str, source: LoadSource) -> Consumer:

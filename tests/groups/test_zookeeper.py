@@ -361,23 +361,24 @@ async def test_nor_while_the_leader_reads_the_assignment_again(
     monkeypatch.setattr(Leader, "run", lambda leader, run=Leader.run: leaders.append(leader) or run(leader))
     async with bench.members("a", "b") as (a, b), bench.store() as store:
         await until_a_claim_waits(bench, b, store)
-        read, counts, counted = Store.sized_document, Store.writes, asyncio.Event()
+        read, counts, counted, is_touched = Store.sized_document, Store.writes, asyncio.Event(), False
 
         async def noted(of: Store, watch: Callable[[], None] | None = None) -> int:
             writes = await counts(of, watch)
-            if watch is not None:
+            if is_touched and watch is not None:
                 counted.set()
             return writes
 
         async def touched(of: Store, *args: Any, **options: Any) -> Any:
-            if of is not store and "counts" in options:  # a leader
-                monkeypatch.setattr(Store, "sized_document", read)
-                monkeypatch.setattr(Store, "writes", noted)
+            nonlocal is_touched
+            if of is not store and "counts" in options and not is_touched:  # a leader
+                is_touched = True
                 await store.zk.set(bench.paths.base, b"")
                 await counted.wait()
             return await read(of, *args, **options)
 
-        monkeypatch.setattr(Store, "sized_document", touched)
+        for name, by in {"sized_document": touched, "writes": noted}.items():
+            monkeypatch.setattr(Store, name, by)
         leaders[0].start_over()
         await asyncio.wait_for(counted.wait(), 30)
         b.owner.may_return.set()

@@ -31,16 +31,11 @@ from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.jars import class_path
 from allocator.testing.java import find_java
 from allocator.testing.versions import KAFKA, NEWEST
+from tests.secured import USERS, with_an_authorizer
 
 pytestmark = pytest.mark.deadline(180)
 
 Granted = set[tuple[str, str, str, str]]
-AUTHORIZERS = {
-    "0.9.0.1": "kafka.security.auth.SimpleAclAuthorizer",
-    "2.8.2": "kafka.security.authorizer.AclAuthorizer",
-    "3.9.1": "kafka.security.authorizer.AclAuthorizer",
-    NEWEST: "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-}
 RULES = [("reader", "READ", "ALLOW"), ("writer", "WRITE", "ALLOW"), ("owner", "ALL", "ALLOW"), ("foe", "WRITE", "DENY")]
 
 
@@ -80,17 +75,11 @@ async def settings(cluster: LocalCluster, topic: str) -> dict[str, str]:
         return dict((await settings_of(client, [topic]))[topic])
 
 
-def with_an_authorizer(cluster_factory: Callable[..., LocalCluster], kafka: str) -> LocalCluster:
-    """The broker and the tests, which are anonymous, may do everything."""
-    config = {"authorizer.class.name": AUTHORIZERS[kafka], "super.users": "User:ANONYMOUS"}
-    return cluster_factory(kafka=kafka, broker_config=config)
-
-
 @pytest.mark.parametrize(("old", "new"), [("2.8.2", "3.9.1"), ("3.9.1", NEWEST)])
 async def test_acls_are_shown_and_then_carried_over_without_the_right_to_write(
     old: str, new: str, cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str]
 ) -> None:
-    source, target = [await asyncio.to_thread(with_an_authorizer, cluster_factory, each) for each in (old, new)]
+    source, target = [await with_an_authorizer(cluster_factory, each) for each in (old, new)]
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, source)
     await asyncio.to_thread(target.create_topic, topic, 1)
     await asyncio.to_thread(grant, source, topic)
@@ -120,7 +109,6 @@ async def test_acls_are_shown_and_then_carried_over_without_the_right_to_write(
 
 
 LITERAL, PREFIXED = ACLResourcePatternType.LITERAL, ACLResourcePatternType.PREFIXED
-USERS = ("alice", "bob", "eve", "mallory")
 # user, host, operation, permission, and of what
 ALLOWED = [
     ("*", "*", "READ", "ALLOW", "the topic"),
@@ -141,23 +129,6 @@ DENIED = {
     "everybody": [("*", "*", "WRITE", "DENY", "its prefix"), ("*", "10.0.0.1", "READ", "DENY", "all topics")],
     "of other topics": [("alice", "*", "ALL", "DENY", "a longer prefix"), ("bob", "*", "ALL", "DENY", "another topic")],
 }
-
-
-def with_users(cluster_factory: Callable[..., LocalCluster], kafka: str) -> LocalCluster:
-    """A cluster on whose second port users log in."""
-    passwords = " ".join(f'user_{user}="{user}"' for user in USERS)
-    return cluster_factory(
-        kafka=kafka,
-        broker_config={
-            "authorizer.class.name": AUTHORIZERS[kafka],
-            "super.users": "User:ANONYMOUS",
-            "listeners": "PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{port2}",
-            "sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
-                f"org.apache.kafka.common.security.plain.PlainLoginModule required {passwords};"
-            ),
-        },
-    )
 
 
 def rights(cluster: LocalCluster, topic: str) -> dict[str, set[str]]:
@@ -191,7 +162,7 @@ def rule(topic: str, user: str, host: str, operation: str, permission: str, of: 
 async def test_the_new_cluster_lets_in_and_refuses_the_same_users(
     cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str]
 ) -> None:
-    old, new = [await asyncio.to_thread(with_users, cluster_factory, each) for each in ("2.8.2", "3.9.1")]
+    old, new = [await with_an_authorizer(cluster_factory, each) for each in ("2.8.2", "3.9.1")]
     admin = KafkaAdminClient(bootstrap_servers=old.bootstrap)
     seen = {}
     try:
@@ -229,7 +200,9 @@ async def test_the_new_cluster_lets_in_and_refuses_the_same_users(
 async def test_acls_of_brokers_before_0_11_are_read_where_kafkas_own_tool_writes_them(
     cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str]
 ) -> None:
-    old, new = [await asyncio.to_thread(with_an_authorizer, cluster_factory, each) for each in ("0.9.0.1", NEWEST)]
+    config = {"authorizer.class.name": "kafka.security.auth.SimpleAclAuthorizer", "super.users": "User:ANONYMOUS"}
+    old = await asyncio.to_thread(lambda: cluster_factory(kafka="0.9.0.1", broker_config=config))
+    new = await with_an_authorizer(cluster_factory, NEWEST)
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
     await asyncio.to_thread(new.create_topic, topic, 1)
     java, jars = find_java(KAFKA["0.9.0.1"].oldest_java), class_path(KAFKA["0.9.0.1"].jars)

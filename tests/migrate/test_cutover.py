@@ -25,6 +25,7 @@ from allocator.testing import wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
+from tests.constants import SetConstant
 from tests.joining import joined
 from tests.migrate.cutting import World, command, mirror_checked
 from tests.migrate.mirroring import commit, committed, killed, mirroring
@@ -159,8 +160,11 @@ async def test_records_of_a_partition_without_commits_are_read_by_a_group_that_s
         await wait_until_async(lambda: all(world.seen[n] for n in numbers), 60, "them to be read on the new cluster")
 
 
-async def move_group(world: World, plan: Path, at: TopicPartition) -> None:
-    """Run the steps up to `start` for a group that has read 90 records; then the mirror ends."""
+async def moved_group(make_world: Any, set_constant: SetConstant) -> tuple[World, TopicPartition, Path]:
+    """Runs the steps up to `start` for a group that has read 90 records; then the mirror ends. A rollback waits 1 s."""
+    set_constant(cutover, COPIED_S=1.0)
+    world: World = await make_world()
+    at, plan = TopicPartition(world.topic, 0), world.plan()
     with zookeeper_client(world.old.zookeeper) as client:
         client.ensure_path(f"/{world.group}")
     await world.write(world.old, 90, [0])
@@ -168,16 +172,12 @@ async def move_group(world: World, plan: Path, at: TopicPartition) -> None:
     async with mirroring(world.mirror()):
         await mirror_checked(plan)
         await Cutover(plan).run(until="start")
+    return world, at, plan
 
 
-async def test_a_rollback_returns_to_what_the_mirror_has_copied(
-    make_world: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_rollback_returns_to_what_the_mirror_has_copied(make_world: Any, set_constant: SetConstant) -> None:
     """A producer that has moved too early takes the group beyond that on the new cluster."""
-    monkeypatch.setattr(cutover, "COPIED_S", 1.0)
-    world = await make_world()
-    at, plan = TopicPartition(world.topic, 0), world.plan()
-    await move_group(world, plan, at)
+    world, at, plan = await moved_group(make_world, set_constant)
     await world.write(world.new, 5, [0])
     await commit(world.new, world.group, {at: 95})
     await world.write(world.old, 20, [0])
@@ -185,14 +185,9 @@ async def test_a_rollback_returns_to_what_the_mirror_has_copied(
     assert (await committed(world.old, world.group, world.topic))[0] == 90
 
 
-async def test_a_rollback_that_is_run_again_sets_no_group_back(
-    make_world: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_rollback_that_is_run_again_sets_no_group_back(make_world: Any, set_constant: SetConstant) -> None:
     """It was killed when it had moved the group, which reads on. The mirror has ended."""
-    monkeypatch.setattr(cutover, "COPIED_S", 1.0)
-    world = await make_world()
-    at, plan = TopicPartition(world.topic, 0), world.plan()
-    await move_group(world, plan, at)
+    world, at, plan = await moved_group(make_world, set_constant)
     state = Cutover(plan).plan.state
     before = state.read_bytes()
     await Cutover(plan).rollback()

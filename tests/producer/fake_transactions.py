@@ -164,8 +164,8 @@ class TransactionClient(ClientOfMember):
         writer.is_open, writer.ended, writer.offset = False, how, None
         return 0
 
-    def _fetched(self, request: Any) -> Any:
-        response = super()._fetched(request)
+    def fetched(self, request: Any) -> Any:
+        response = super().fetched(request)
         pending = {each.offset[0] for each in self.cluster.writers.values() if each.offset is not None}
         for topic in response.topics:
             for part in topic.partitions:

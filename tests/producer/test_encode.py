@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from allocator.errors import CorruptRecordError
 from allocator.producer import encoding
 from allocator.producer.encoding import CODECS, TARGET_BYTES, BatchTooLarge, Encoded, encode, halves, merged
+from tests.constants import SetConstant
 from tests.fetch.fetch_decoders import DECODERS, Row, make, name_of, needs_both_decoders, row_of
 from tests.fetch.fetch_encode import R, messages, sign
 from tests.fetch.fetch_encode import batch as produced
@@ -89,7 +90,7 @@ def test_batches_of_one_codec_become_one_and_a_corrupt_batch_stays_as_it_is(deco
     parts = [produced([R(0, b"v%d" % n)], n, codec) for n, codec in enumerate(["none"] * 5 + ["gzip"] * 4)]
     small, _ = mirrored(decoder, b"".join(parts), 0, 1)
     assert [each.records for each in merged(small)] == [5, 4]
-    bad = small[2]._replace(payload=memoryview(b"\x5a" + bytes(small[2].payload[1:])))
+    bad = Encoded(*small[2][:-1], memoryview(b"\x5a" + bytes(small[2].payload[1:])))
     found = merged([*small[:2], bad, *small[3:]])
     assert [each.records for each in found] == [2, 1, 2, 4]
     assert found[1] is bad
@@ -148,9 +149,9 @@ def test_records_before_a_corrupt_batch_are_written(decoder: Any) -> None:
 
 @each_decoder
 def test_a_record_too_large_for_a_batch_is_refused_after_those_before_it(
-    decoder: Any, monkeypatch: pytest.MonkeyPatch
+    decoder: Any, set_constant: SetConstant
 ) -> None:
-    monkeypatch.setattr(encoding, "MOST_BYTES", 1000)
+    set_constant(encoding, MOST_BYTES=1000)
     source = make(decoder, messages([R(0, b"a"), R(4, b"b"), R(5, bytes(931)), R(6, b"c")], 1, 20))
     records, found = encode(source, target=1), []
     with pytest.raises(BatchTooLarge, match=r"t:3: the record at old offset 25 .* of 1001 bytes.* commit 26 ") as error:

@@ -48,8 +48,8 @@ async def values(cluster: LocalCluster, topic: str, partition: int = 0) -> list[
     return [row[3] for row in (await contents(cluster, topic))[partition]]
 
 
-async def started(factory: Any, version: str) -> LocalCluster:
-    cluster: LocalCluster = await asyncio.to_thread(factory, kafka=version)
+async def started(factory: Any, version: str, **options: Any) -> LocalCluster:
+    cluster: LocalCluster = await asyncio.to_thread(lambda: factory(kafka=version, **options))
     return cluster
 
 
@@ -592,20 +592,20 @@ async def test_order_survives_leaders_that_die_one_after_the_other(
             assert first == stored
 
 
-@pytest.mark.servers
-async def test_a_slow_network_delays_records_and_repeats_none(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_slow_network_delays_records_and_repeats_none(
+    cluster_factory: Any, topic_factory: TopicFactory, caplog: pytest.LogCaptureFixture
+) -> None:
     """Large batches fill the socket, so that requests wait for it, one behind the other."""
-    async with LocalCluster(NEW, proxied=True) as cluster:
-        await asyncio.to_thread(cluster.create_topic, "slow", 1)
-        proxy = cluster.brokers[0].proxy
-        assert proxy is not None
-        async with Producer(brokers=cluster.bootstrap) as producer:
-            await producer.send_and_wait("slow", b"first")
-            proxy.bandwidth(20_000_000)
-            sent = [await producer.send("slow", b"%6d" % n + bytes(2000)) for n in range(4000)]
-            await producer.flush()
-        assert [each.result().offset for each in sent] == list(range(1, 4001))
-        assert "sending batches again" not in caplog.text
+    cluster = await started(cluster_factory, NEW, proxied=True)
+    topic, proxy = await asyncio.to_thread(topic_factory, 1, 1, None, cluster), cluster.brokers[0].proxy
+    assert proxy is not None
+    async with Producer(brokers=cluster.bootstrap) as producer:
+        await producer.send_and_wait(topic, b"first")
+        proxy.bandwidth(20_000_000)
+        sent = [await producer.send(topic, b"%6d" % n + bytes(2000)) for n in range(4000)]
+        await producer.flush()
+    assert [each.result().offset for each in sent] == list(range(1, 4001))
+    assert "sending batches again" not in caplog.text
 
 
 @pytest.mark.servers
@@ -715,43 +715,43 @@ while reader.end_offsets([TopicPartition(topic, 0)])[TopicPartition(topic, 0)] <
 
 
 @pytest.mark.parametrize("kafka", ["2.8.2", *(pytest.param(version, marks=long) for version in ("0.11.0.3", "3.9.1"))])
-@pytest.mark.servers
 @pytest.mark.parametrize(("written", "acks"), [(True, "all"), (True, "1"), (False, "all")])
-async def test_a_refused_repetition_of_a_batch_costs_no_other_record(kafka: str, written: bool, acks: Any) -> None:
+async def test_a_refused_repetition_of_a_batch_costs_no_other_record(
+    kafka: str, written: bool, acks: Any, cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
     """Brokers check the records of a batch before they look for its number. A batch with the number of a written one
     would be acknowledged and not be stored."""
 
     async def send(producer: Producer, *values: bytes) -> list[asyncio.Future[RecordMetadata]]:
-        return [await producer.send("t", value) for value in values]
+        return [await producer.send(topic, value) for value in values]
 
     others = [b"later %d" % n for n in range(3)]
-    async with LocalCluster(kafka, proxied=True) as cluster:
-        config = {"message.timestamp.difference.max.ms": str(AGE_MS)}
-        await asyncio.to_thread(cluster.create_topic, "t", 1, 1, config)
-        proxy = cluster.brokers[0].proxy
-        assert proxy is not None
-        async with Producer(brokers=cluster.bootstrap, linger_s=0.05, acks=acks) as producer:
-            await producer.send_and_wait("t", b"first")
-            proxy.drop(direction="to_client" if written else "to_server", client=os.getpid())
-            ends = wall_ms() + AGE_MS // 2
-            batch = [await producer.send("t", b"old", timestamp=ends - AGE_MS), *await send(producer, b"same batch")]
-            if written:
-                command = [sys.executable, "-c", UNTIL_STORED, cluster.bootstrap, "t", "3"]
-                await asyncio.to_thread(subprocess.run, command, check=True, timeout=60)
-            await wait_until_async(lambda: wall_ms() > ends, 30, "the record to be too old")
-            later = await send(producer, *others) if written else []
-            proxy.reset(client=os.getpid())
-            proxy.heal(client=os.getpid())
-            later = later or await send(producer, *others)
-            told = [await future for future in later]
-            for future in batch:
-                with pytest.raises(DeliveryFailed, match=r"may be written: .*INVALID_TIMESTAMP") as error:
-                    await future
-                assert error.value.maybe_written
-            with pytest.raises(DeliveryFailed, match="did not acknowledge 2 records, which may be written"):
-                await producer.flush()
-            await producer.send_and_wait("t", b"last")
-        stored = await values(cluster, "t")
+    cluster = await started(cluster_factory, kafka, proxied=True)
+    config = {"message.timestamp.difference.max.ms": str(AGE_MS)}
+    topic, proxy = await asyncio.to_thread(topic_factory, 1, 1, config, cluster), cluster.brokers[0].proxy
+    assert proxy is not None
+    async with Producer(brokers=cluster.bootstrap, linger_s=0.05, acks=acks) as producer:
+        await producer.send_and_wait(topic, b"first")
+        proxy.drop(direction="to_client" if written else "to_server", client=os.getpid())
+        ends = wall_ms() + AGE_MS // 2
+        batch = [await producer.send(topic, b"old", timestamp=ends - AGE_MS), *await send(producer, b"same batch")]
+        if written:
+            command = [sys.executable, "-c", UNTIL_STORED, cluster.bootstrap, topic, "3"]
+            await asyncio.to_thread(subprocess.run, command, check=True, timeout=60)
+        await wait_until_async(lambda: wall_ms() > ends, 30, "the record to be too old")
+        later = await send(producer, *others) if written else []
+        proxy.reset(client=os.getpid())
+        proxy.heal(client=os.getpid())
+        later = later or await send(producer, *others)
+        told = [await future for future in later]
+        for future in batch:
+            with pytest.raises(DeliveryFailed, match=r"may be written: .*INVALID_TIMESTAMP") as error:
+                await future
+            assert error.value.maybe_written
+        with pytest.raises(DeliveryFailed, match="did not acknowledge 2 records, which may be written"):
+            await producer.flush()
+        await producer.send_and_wait(topic, b"last")
+    stored = await values(cluster, topic)
     assert stored == [b"first", *([b"old", b"same batch"] if written else []), *others, b"last"]
     assert [at.offset for at in told] == [3, 4, 5] if written else [1, 2, 3]
 

@@ -359,16 +359,26 @@ async def coordinated_by(broker: Any, cluster: LocalCluster) -> str:
     return next(name for name in map("g{}".format, range(500)) if fits(name))
 
 
+def placed(monkeypatch: pytest.MonkeyPatch, goes_on: asyncio.Event | None = None) -> asyncio.Event:
+    """Returns an event: results have the offsets that are committed with them. With `goes_on` they wait for it then."""
+    inner, waits = Committing._placed, asyncio.Event()
+
+    async def noted(self: Committing, units: Any) -> Any:
+        found = await inner(self, units)
+        waits.set()
+        if goes_on is not None:
+            await goes_on.wait()
+        return found
+
+    monkeypatch.setattr(Committing, "_placed", noted)
+    return waits
+
+
 async def test_a_result_from_before_a_seek_is_not_committed_after_it(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seek is committed while the result waits: then nothing would commit it once more."""
     await two.fill(3)
-    placed, waits, goes_on, calls = Committing._placed, asyncio.Event(), asyncio.Event(), 0
-
-    async def slow(self: Committing, units: Any) -> Any:
-        found = await placed(self, units)
-        waits.set()
-        await goes_on.wait()
-        return found
+    goes_on, calls = asyncio.Event(), 0
+    waits = placed(monkeypatch, goes_on)
 
     async def handle(record: Record) -> Any:
         nonlocal calls
@@ -377,7 +387,6 @@ async def test_a_result_from_before_a_seek_is_not_committed_after_it(two: Two, m
             await asyncio.Event().wait()
         return Produce(two.out, b"%d" % record.offset)
 
-    monkeypatch.setattr(Committing, "_placed", slow)
     async with two.owner() as (_, consumer):
         options = {"results": "exactly-once", "commit_interval_s": 0.2, "drain_timeout_s": 1}
         work = asyncio.ensure_future(consumer.process(handle, **options))
@@ -403,15 +412,10 @@ async def test_a_result_that_waits_behind_a_former_owners_transaction_is_written
     """The former owner was frozen before the end of its transaction, which then comes before the next owner's first
     request. So the next owner reads on at another offset than the one that it knew, also the records of the result."""
     await two.fill(3)
-    hang, handled, placed, waits = asyncio.Event(), 0, Committing._placed, asyncio.Event()
+    hang, handled, waits = asyncio.Event(), 0, placed(monkeypatch)
 
     async def hangs(record: Record) -> None:
         await hang.wait()
-
-    async def noted(self: Committing, units: Any) -> Any:
-        found = await placed(self, units)
-        waits.set()
-        return found
 
     async def handle(record: Record) -> Any:
         nonlocal handled
@@ -419,7 +423,6 @@ async def test_a_result_that_waits_behind_a_former_owners_transaction_is_written
         handled += 1
         return Produce(two.out, b"%d" % record.offset)
 
-    monkeypatch.setattr(Committing, "_placed", noted)
     options: dict[str, Any] = {"results": "exactly-once", "commit_interval_s": 0.2, "drain_timeout_s": 1}
     async with two.owner() as (_, former), two.owner() as (_, heir):
         async with held_requests(monkeypatch, "EndTxn") as (is_ending, ends):

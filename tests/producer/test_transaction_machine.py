@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.consumer.progress_machine import play
-from tests.consumer.progress_mutations import PACKAGE, Mutation
-from tests.consumer.test_progress_machine import played
+from tests.consumer.progress_mutations import PACKAGE, Mutation, played
 from tests.producer.transaction_machine import TransactionMachine
 from tests.producer.transaction_mutations import MUTATIONS
 
@@ -18,7 +17,7 @@ MUTATED_EXAMPLES = 400  # most need far fewer; all pass without a mutation
 
 
 def test_transactions_keep_their_promises() -> None:
-    run = played(PACKAGE.parent, EXAMPLES, machine=MACHINE)
+    run = played(PACKAGE.parent, EXAMPLES, MACHINE)
     assert run.returncode == 0, run.stdout
 
 
@@ -35,7 +34,4 @@ def test_each_mutation_has_its_place(mutation: Mutation) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.rule)
 def test_the_machine_finds_each_rule_that_is_taken_out(mutation: Mutation, tmp_path: Path) -> None:
-    mutation.apply(tmp_path)
-    run = played(tmp_path, MUTATED_EXAMPLES, machine=MACHINE)
-    assert run.returncode == 1, run.stdout
-    assert "state.begin" in run.stdout, run.stdout
+    mutation.assert_found(tmp_path, MUTATED_EXAMPLES, MACHINE)

@@ -26,6 +26,7 @@ from allocator.errors import BrokerError, Closed, ConfigError, Fenced, IllegalSt
 from allocator.producer import NewRecord, TransactionalWriter
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
+from tests.inside import member_of
 from tests.producer.witnesses import (
     committed_values,
     committed_values_of_aiokafka,
@@ -336,28 +337,16 @@ async def test_a_transaction_up_to_the_committed_offset_is_found_without_its_res
 ) -> None:
     """After a seek back to records that end there, the offset alone would not tell whether it is committed."""
     await two.fill(3)
-    send, ends, written = KafkaClient.send, asyncio.Event(), 0
-
-    async def without_response(self: Any, node: int, message: Any, *rest: Any, **more: Any) -> Any:
-        nonlocal written
-        response = await send(self, node, message, *rest, **more)
-        written += type(message).__name__.startswith("Produce")
-        if type(message).__name__.startswith("EndTxn") and written:
-            ends.set()
-            await asyncio.Event().wait()
-        return response
-
     async with two.owner() as (producer, consumer):
         await batch_of(consumer)
         await in_transaction(producer, consumer, (two.out, b"first"))
         consumer.seek((two.source, 0), 1)
         await batch_of(consumer)
-        monkeypatch.setattr(KafkaClient, "send", without_response)
-        again = asyncio.ensure_future(in_transaction(producer, consumer, (two.out, b"second")))
-        await ends.wait()
-        again.cancel()
-        await asyncio.wait({again})
-        monkeypatch.undo()
+        async with held_requests(monkeypatch, "EndTxn", after="Produce", answered=True) as (ends, _):
+            again = asyncio.ensure_future(in_transaction(producer, consumer, (two.out, b"second")))
+            await ends.wait()
+            again.cancel()
+            await asyncio.wait({again})
         assert (await batch_of(consumer)).base_offset == 1
         with pytest.raises(Fenced, match="committed offset 3"):
             await in_transaction(producer, consumer, (two.out, b"third"))
@@ -370,15 +359,6 @@ async def test_a_seek_after_a_transaction_without_a_response_is_not_lost(
     by: str, two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await two.fill(3)
-    send, ends = KafkaClient.send, asyncio.Event()
-
-    async def without_response(self: Any, node: int, message: Any, *rest: Any, **more: Any) -> Any:
-        response = await send(self, node, message, *rest, **more)
-        if type(message).__name__.startswith("EndTxn"):
-            ends.set()
-            await asyncio.Event().wait()
-        return response
-
     where = f"{two.cluster.zookeeper}/{two.group}"
     async with (
         two.producer() as producer,
@@ -393,12 +373,11 @@ async def test_a_seek_after_a_transaction_without_a_response_is_not_lost(
         GroupCommands(where, two.group) as commands,
     ):
         await batch_of(consumer)
-        monkeypatch.setattr(KafkaClient, "send", without_response)
-        first = asyncio.ensure_future(in_transaction(producer, consumer, (two.out, b"first")))
-        await ends.wait()
-        first.cancel()
-        await asyncio.wait({first})
-        monkeypatch.undo()
+        async with held_requests(monkeypatch, "EndTxn", answered=True) as (ends, _):
+            first = asyncio.ensure_future(in_transaction(producer, consumer, (two.out, b"first")))
+            await ends.wait()
+            first.cancel()
+            await asyncio.wait({first})
         if by == "user":
             consumer.seek((two.source, 0), 1)
         else:
@@ -687,51 +666,51 @@ def numbered(name: str, partitions: int) -> int:
     return abs(number - (1 << 32) if number >> 31 else number) % partitions
 
 
-@pytest.mark.servers
 @pytest.mark.parametrize("kafka", ["2.8.2", pytest.param("0.11.0.3", marks=long), pytest.param("3.9.1", marks=long)])
 @pytest.mark.parametrize("silent", ["leader of the results", "coordinator of the group"])
-async def test_a_request_that_arrives_after_its_transaction_changes_nothing(kafka: str, silent: str) -> None:
-    async with LocalCluster(kafka, 2, proxied=True, broker_config=LATE) as cluster:
-        for name in ("in", "out", "other"):
-            await asyncio.to_thread(cluster.create_topic, name, 1, 1)
-        warm = Two(cluster, "in", "other", "warm")
-        await warm.fill(1)
-        async with warm.owner() as (producer, consumer):  # creates the internal topics
-            await batch_of(consumer)
-            await in_transaction(producer, consumer, ("other", b""))
+async def test_a_request_that_arrives_after_its_transaction_changes_nothing(
+    kafka: str, silent: str, cluster_factory: Any, topic_factory: TopicFactory, group: str
+) -> None:
+    cluster = await asyncio.to_thread(lambda: cluster_factory(kafka=kafka, brokers=2, proxied=True, broker_config=LATE))
+    source, out, other = [await asyncio.to_thread(topic_factory, 1, 1, None, cluster) for _ in range(3)]
+    warm = Two(cluster, source, other, f"{group}-warm")
+    await warm.fill(1)
+    async with warm.owner() as (producer, consumer):  # creates the internal topics
+        await batch_of(consumer)
+        await in_transaction(producer, consumer, (other, b""))
 
-        def leader(topic: str, name: str | None = None) -> Any:
-            partitions = {"__consumer_offsets": 4, "__transaction_state": 5}
-            return cluster.leader(topic, 0 if name is None else numbered(name, partitions[topic]))
+    def leader(topic: str, name: str | None = None) -> Any:
+        partitions = {"__consumer_offsets": 4, "__transaction_state": 5}
+        return cluster.leader(topic, 0 if name is None else numbered(name, partitions[topic]))
 
-        def victim(group: str) -> Any:
-            return leader("out") if silent == "leader of the results" else leader("__consumer_offsets", group)
+    def victim(group: str) -> Any:
+        return leader(out) if silent == "leader of the results" else leader("__consumer_offsets", group)
 
-        def fits(group: str) -> bool:
-            others = [leader("__transaction_state", f"{group}:in:0")]
-            others.append(leader("__consumer_offsets", group) if silent == "leader of the results" else leader("out"))
-            return victim(group).id not in {each.id for each in others}
+    def fits(group: str) -> bool:
+        others = [leader("__transaction_state", f"{group}:{source}:0")]
+        others.append(leader("__consumer_offsets", group) if silent == "leader of the results" else leader(out))
+        return victim(group).id not in {each.id for each in others}
 
-        here = Two(cluster, "in", "out", next(f"g{n}" for n in range(200) if fits(f"g{n}")))
-        proxy = victim(here.group).proxy
-        async with here.owner(delivery_timeout_s=4.0) as (producer, consumer):
-            await batch_of(consumer)
-            await in_transaction(producer, consumer, ("out", b"0"))  # opens the connections
-            await here.fill(1)
-            await batch_of(consumer)
+    here = Two(cluster, source, out, next(filter(fits, (f"{group}-{n}" for n in range(200)))))
+    proxy = victim(here.group).proxy
+    async with here.owner(delivery_timeout_s=4.0) as (producer, consumer):
+        await batch_of(consumer)
+        await in_transaction(producer, consumer, (out, b"0"))  # opens the connections
+        await here.fill(1)
+        await batch_of(consumer)
 
-            async def silence() -> None:
-                proxy.drop(direction="to_server", client=os.getpid())
+        async def silence() -> None:
+            proxy.drop(direction="to_server", client=os.getpid())
 
-            with pytest.raises(BrokerError) as error:
-                await in_transaction(producer, consumer, ("out", b"1"), after=silence())
-            assert error.value.retriable
-            proxy.heal(client=os.getpid())
-        async with here.owner() as (producer, consumer):
-            await batch_of(consumer)
-            await in_transaction(producer, consumer, ("out", b"1"))
-        assert await asyncio.to_thread(committed_values, cluster.bootstrap, "out", 1) == [b"0", b"1"]
-        assert await committed_values_of_aiokafka(cluster.bootstrap, "out", 2, 1) == [b"0", b"1"]
+        with pytest.raises(BrokerError) as error:
+            await in_transaction(producer, consumer, (out, b"1"), after=silence())
+        assert error.value.retriable
+        proxy.heal(client=os.getpid())
+    async with here.owner() as (producer, consumer):
+        await batch_of(consumer)
+        await in_transaction(producer, consumer, (out, b"1"))
+    assert await asyncio.to_thread(committed_values, cluster.bootstrap, out, 1) == [b"0", b"1"]
+    assert await committed_values_of_aiokafka(cluster.bootstrap, out, 2, 1) == [b"0", b"1"]
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -910,16 +889,25 @@ async def test_a_commit_of_many_partitions_never_replaces_a_later_one(two: Two, 
 
 @contextlib.asynccontextmanager
 async def held_requests(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    monkeypatch: pytest.MonkeyPatch, name: str, *, after: str = "", answered: bool = False
 ) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
-    """Holds the requests of this name: sets the first event when one waits, and goes on after the second."""
+    """Holds the requests of this name: sets the first event when one waits, and goes on after the second.
+
+    With `after`, only those that follow one of that name. With `answered`, the brokers get them, and their responses
+    are held.
+    """
     send, waits, goes_on = KafkaClient.send, asyncio.Event(), asyncio.Event()
+    begun = not after
 
     async def held(self: Any, node: int, message: Any, *rest: Any, **more: Any) -> Any:
-        if type(message).__name__.startswith(name):
+        nonlocal begun
+        kind = type(message).__name__
+        begun = begun or kind.startswith(after)
+        response = await send(self, node, message, *rest, **more) if answered else None
+        if kind.startswith(name) and begun:
             waits.set()
             await goes_on.wait()
-        return await send(self, node, message, *rest, **more)
+        return response if answered else await send(self, node, message, *rest, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(KafkaClient, "send", held)
@@ -960,7 +948,7 @@ async def test_an_idle_offset_that_is_committed_again_does_not_hide_a_seek(two: 
         await in_transaction(producer, consumer)
     async with two.owner() as (producer, consumer):
         consumer.seek((two.source, 0), 5)
-        idle = consumer._member.commits._idle
+        idle = member_of(consumer).commits._idle
         assert idle is not None
         await idle.commit_again({TopicPartition(two.source, 0)})
         assert (await batch_of(consumer)).base_offset == 5
@@ -1073,7 +1061,7 @@ async def test_a_commit_that_comes_after_that_of_a_later_seek_changes_nothing(
             first = asyncio.ensure_future(consumer.commit({(many, number): 7 for number in range(25)}))
             await waits.wait()
             consumer.seek((many, 24), 3)
-            sought = asyncio.ensure_future(consumer._member.commits.commit_done({TopicPartition(many, 24)}))
+            sought = asyncio.ensure_future(member_of(consumer).commits.commit_done({TopicPartition(many, 24)}))
             goes_on.set()
             await asyncio.gather(first, sought)
             assert (await consumer.committed((many, 24))).offset == 3
@@ -1095,7 +1083,7 @@ async def test_no_result_is_written_for_records_that_an_election_has_cut_off(two
     await two.fill(3)
     async with two.owner() as (producer, consumer):
         assert (await batch_of(consumer)).next_offset == 3
-        consumer._member.state.assignment[TopicPartition(two.source, 0)].cut_to(OffsetAndMetadata(1, "", -1))
+        member_of(consumer).state.assignment[TopicPartition(two.source, 0)].cut_to(OffsetAndMetadata(1, "", -1))
         with pytest.raises(Fenced, match="its log was cut") as found:
             await in_transaction(producer, consumer, (two.out, b"cut"))
         assert found.value.retriable

@@ -39,6 +39,7 @@ from tests.consumer.progress_machine import (
 )
 from tests.consumer.progress_oracle import Broken
 from tests.groups.virtual_time import VirtualLoop
+from tests.inside import member_of
 from tests.producer.fake_transactions import KINDS, OUT, Open, TransactionClient, TransactionCluster
 
 
@@ -116,7 +117,8 @@ class TransactionOracle:
                 raise Broken(f"the seek of {partition} to {offset} is done, and {stored} are committed since")
             era = self.eras[partition] = self.eras[partition] + 1
             last = era if done else math.inf  # one that a later command has replaced may never come
-            self.returns[partition][place] = self.returns[partition][place]._replace(last=last)
+            former = self.returns[partition][place]
+            self.returns[partition][place] = Return(former.target, former.first, last)
 
     def allows(self, partition: TopicPartition, offset: int, before: int, now: int) -> bool:
         """Whether what was there in the era `before` may be there again, from this offset on, in the era `now`."""
@@ -259,7 +261,7 @@ class TransactionMachine(ProgressMachine):
 
     def _state(self, partition: TopicPartition) -> Any:
         owner = self.owners[partition]
-        tenure = None if owner is None else owner.consumer._member.state.assignment.get(partition)
+        tenure = None if owner is None else member_of(owner.consumer).state.assignment.get(partition)
         return None if tenure is None else (id(tenure), tenure.replaced)
 
     def _ends(self, writer: Open) -> None:

@@ -10,7 +10,7 @@ These are brokers before 3.6; later ones ask the coordinator of transactions fir
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 INPUTS, OWNERS, EPOCHS = 2, 2, 3
 LATE = 1  # requests under way for which nobody waits
@@ -44,6 +44,9 @@ class Owner(NamedTuple):
     doubt: bool = False  # a request of this epoch had no response
     offset_doubt: bool = False  # a commit of this transaction had none
 
+    def but(self, **changes: Any) -> Owner:
+        return self._replace(**changes)
+
 
 class State(NamedTuple):
     epoch: int = 0  # at the coordinator of transactions
@@ -59,6 +62,9 @@ class State(NamedTuple):
     results: tuple[int, ...] = (0,) * INPUTS  # how many results of each record are committed
     owners: tuple[Owner, ...] = (Owner(),) * OWNERS
     late: frozenset[Request] = frozenset()
+
+    def but(self, **changes: Any) -> State:
+        return self._replace(**changes)
 
 
 def unsafe(state: State) -> str:
@@ -77,28 +83,28 @@ def unsafe(state: State) -> str:
     return ""
 
 
-def steps(state: State, broken: str = "") -> Iterator[tuple[str, State]]:
-    """The steps that may follow. `broken`: the rule that does not hold."""
+def steps(state: State, broken: str = "", late: int = LATE) -> Iterator[tuple[str, State]]:
+    """The steps that may follow. `broken`: the rule that does not hold. `late`: how many requests may be late."""
     if state.unapplied is not None:
-        yield "applied", state._replace(committed=state.unapplied, unapplied=None)
+        yield "applied", state.but(committed=state.unapplied, unapplied=None)
     for request in state.late:
-        yield f"late {request}", handled(state._replace(late=state.late - {request}), request)[1]
+        yield f"late {request}", handled(state.but(late=state.late - {request}), request)[1]
     for at, owner in enumerate(state.owners):
         new = Owner("init", position=state.committed, known=state.committed)
-        for after in forgotten(state, owner):
+        for after in forgotten(state, owner, late):
             yield f"{at} begins", changed(after, at, new)
             if broken == ONLY:  # it commits again what it knows, as for an idle partition
                 plain = Request("plain", -1, state.committed)
-                if len(after.late) < LATE and state.committed:
-                    yield f"{at} begins and sends {plain}", changed(after._replace(late=after.late | {plain}), at, new)
+                if len(after.late) < late and state.committed:
+                    yield f"{at} begins and sends {plain}", changed(after.but(late=after.late | {plain}), at, new)
         if owner.asks is not None:
             accepted, after = handled(state, owner.asks, fences=broken != FENCES)
             yield f"{at} {owner.asks}", changed(after, at, answered(after, owner, accepted, broken))
-            for after in forgotten(state, owner):
+            for after in forgotten(state, owner, late):
                 yield f"{at} gives up {owner.asks}", changed(after, at, failed(owner, broken, no_response=True))
-            if len(state.late) < LATE:
-                again = state._replace(late=state.late | {owner.asks})
-                repeats = owner._replace(doubt=True, offset_doubt=owner.offset_doubt or owner.asks.kind == "offset")
+            if len(state.late) < late:
+                again = state.but(late=state.late | {owner.asks})
+                repeats = owner.but(doubt=True, offset_doubt=owner.offset_doubt or owner.asks.kind == "offset")
                 yield f"{at} sends again {owner.asks}", changed(again, at, repeats)
         elif owner.step == "compare":
             if (state.unapplied is None and state.pending is None) or broken == APPLIED:
@@ -106,23 +112,23 @@ def steps(state: State, broken: str = "") -> Iterator[tuple[str, State]]:
                 position = owner.position if found == owner.known else found
                 yield (
                     f"{at} compares",
-                    changed(state, at, owner._replace(step="add", position=position, known=found)),
+                    changed(state, at, owner.but(step="add", position=position, known=found)),
                 )
         elif owner.step in AFTER and (state.epoch < EPOCHS if owner.step == "init" else owner.position < INPUTS):
             request = Request(owner.step, owner.epoch, owner.position)
-            yield f"{at} sends {request}", changed(state, at, owner._replace(asks=request))
+            yield f"{at} sends {request}", changed(state, at, owner.but(asks=request))
 
 
 def changed(state: State, at: int, owner: Owner) -> State:
     owners = [owner if each == at else old for each, old in enumerate(state.owners)]
-    return state._replace(owners=tuple(sorted(owners, key=hash)))  # the owners are alike, so their order says nothing
+    return state.but(owners=tuple(sorted(owners, key=hash)))  # the owners are alike, so their order says nothing
 
 
-def forgotten(state: State, owner: Owner) -> Iterator[State]:
+def forgotten(state: State, owner: Owner, late: int) -> Iterator[State]:
     """The request that the owner waits for is lost, or arrives later."""
     yield state
-    if owner.asks is not None and len(state.late) < LATE:
-        yield state._replace(late=state.late | {owner.asks})
+    if owner.asks is not None and len(state.late) < late:
+        yield state.but(late=state.late | {owner.asks})
 
 
 def failed(owner: Owner, broken: str, *, no_response: bool) -> Owner:
@@ -135,7 +141,7 @@ def failed(owner: Owner, broken: str, *, no_response: bool) -> Owner:
         step = "add"
     elif no_response and broken == ABORTS and kind in ("results", "offset"):
         step = "abort"
-    return owner._replace(step=step, asks=None, position=position, doubt=owner.doubt or no_response)
+    return owner.but(step=step, asks=None, position=position, doubt=owner.doubt or no_response)
 
 
 def answered(state: State, owner: Owner, accepted: bool, broken: str) -> Owner:
@@ -145,44 +151,44 @@ def answered(state: State, owner: Owner, accepted: bool, broken: str) -> Owner:
         return failed(owner, broken, no_response=False)
     kind = owner.asks.kind
     if kind == "init":
-        return owner._replace(step="compare", asks=None, epoch=state.epoch, doubt=False, offset_doubt=False)
+        return owner.but(step="compare", asks=None, epoch=state.epoch, doubt=False, offset_doubt=False)
     if kind == "offset" and owner.offset_doubt and broken != WHOLE:
-        return owner._replace(step="init", asks=None)
+        return owner.but(step="init", asks=None)
     if kind == "end":
         end = owner.position + 1
         step = "init" if owner.doubt and broken != RENEWS else "add"
-        return owner._replace(step=step, asks=None, position=end, known=end, offset_doubt=False)
-    return owner._replace(step=AFTER[kind], asks=None)
+        return owner.but(step=step, asks=None, position=end, known=end, offset_doubt=False)
+    return owner.but(step=AFTER[kind], asks=None)
 
 
 def handled(state: State, request: Request, *, fences: bool = True) -> tuple[bool, State]:
     """Whether the brokers accept the request, and the state afterwards."""
     kind, epoch, first = request
     if kind == "plain":
-        return True, state._replace(committed=first, unapplied=None)
+        return True, state.but(committed=first, unapplied=None)
     if kind == "results":  # the leader
         if epoch < state.leader:
             return False, state
         seen = state.seen if epoch == state.leader else frozenset()
         if first in seen:  # by its sequence number
             return True, state
-        return True, state._replace(leader=epoch, seen=seen | {first}, open=state.open | {first})
+        return True, state.but(leader=epoch, seen=seen | {first}, open=state.open | {first})
     if kind == "offset":  # the coordinator of the group
         if epoch < state.group:
             return False, state
-        return True, state._replace(group=epoch, pending=first + 1)
+        return True, state.but(group=epoch, pending=first + 1)
     if kind == "init":
         epoch = state.epoch + 1 if fences else max(state.epoch, 1)
         if state.active:  # the markers have the new epoch
             state = marked(state, epoch, commit=False)
-        return True, state._replace(epoch=epoch, ended="")
+        return True, state.but(epoch=epoch, ended="")
     if epoch != state.epoch:
         return False, state
     if kind == "add":
-        return True, state._replace(active=True, ended="")
+        return True, state.but(active=True, ended="")
     if not state.active:
         return state.ended == kind, state  # the end is repeated, or there is nothing to end
-    return True, marked(state, epoch, commit=kind == "end")._replace(ended=kind)
+    return True, marked(state, epoch, commit=kind == "end").but(ended=kind)
 
 
 def marked(state: State, epoch: int, *, commit: bool) -> State:
@@ -192,7 +198,7 @@ def marked(state: State, epoch: int, *, commit: bool) -> State:
         results = tuple(count + (number in state.open) for number, count in enumerate(results))
         unapplied = unapplied if state.pending is None else state.pending
     seen = state.seen if epoch == state.leader else frozenset[int]()
-    return state._replace(
+    return state.but(
         active=False,
         leader=epoch,
         seen=seen,

@@ -75,8 +75,10 @@ def test_each_test_runs_once_and_all_workers_are_shut_down() -> None:
         assert all(worker.shutting_down for worker in run.workers)
 
 
-def test_one_worker_has_the_session_of_spark_while_others_have_other_tests() -> None:
-    tests = [*SPARK, *(test.replace("test_s", "test_t") for test in SPARK), *OLD[:2], *ASSIGN]
+@pytest.mark.parametrize("folder", ["spark", "migrate"])
+def test_one_worker_has_the_session_of_spark_and_one_the_moves_while_others_have_other_tests(folder: str) -> None:
+    apart = [test.replace("spark", folder) for test in SPARK]
+    tests = [*apart, *(test.replace("test_s", "test_t") for test in apart), *OLD[:2], *ASSIGN]
     ran = Run(tests, 2).done()
     assert ran[0][:6] == tests[:6]
     assert ran[1][:6] == tests[8:]

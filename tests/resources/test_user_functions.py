@@ -25,6 +25,7 @@ from allocator.resources import Hold
 from allocator.resources.allocation import ROOT
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
+from tests.constants import SetConstant
 
 NAMES = [f"n{number:02}" for number in range(12)]
 
@@ -143,11 +144,10 @@ async def test_a_resource_function_without_an_answer_stops_no_move(zk_chroot: st
 
 
 async def test_a_function_that_hangs_in_a_thread_is_named(
-    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
+    zk_chroot: str, group: str, set_constant: SetConstant
 ) -> None:
     """The group keeps its assignment, as it does if a function raises."""
-    monkeypatch.setattr(decision, "SMALL_PARTITIONS", 1)
-    monkeypatch.setattr(decision, "LIMIT_S", 1.0)
+    set_constant(decision, SMALL_PARTITIONS=1, LIMIT_S=1.0)
     answers, hangs = threading.Event(), False
 
     def function(view: GroupView) -> dict[str, list[TopicPartition]]:

@@ -15,6 +15,7 @@ from kazoo.security import OPEN_ACL_UNSAFE
 from allocator import AllocatorError, Consumer, ZooKeeper
 from allocator.protocols.zookeeper.znodes import documents as znodes
 from allocator.testing import LocalCluster, wait_until_async
+from tests.constants import SetConstant
 from tests.joining import joined
 from tests.security.secured import DIGEST_OPTIONS
 
@@ -75,10 +76,10 @@ async def test_a_stranger_is_refused_every_operation_on_every_znode(
     kafka_cluster: LocalCluster,
     topic_factory: Callable[..., str],
     unique_name: Callable[[], str],
-    monkeypatch: pytest.MonkeyPatch,
+    set_constant: SetConstant,
     chroot: str,
 ) -> None:
-    monkeypatch.setattr(znodes, "SHARD_BYTES", 64)  # so that the assignment has shards
+    set_constant(znodes, SHARD_BYTES=64)  # so that the assignment has shards
     topic, group, root = topic_factory(8), unique_name(), f"/{unique_name()}"
     place = f"/{unique_name()}{chroot}" if chroot else ""
 

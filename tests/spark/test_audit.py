@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allocator.errors import ConfigError
-from allocator.spark.audit import audit
+from allocator.spark.audit import audit, compare
 from allocator.spark.audit.report import Report
 from allocator.spark.errors import SchemaMismatch
+from tests.constants import SetConstant
 from tests.spark.audit_oracle import differences
 from tests.spark.spark_records import Log, Row, frame
 
@@ -31,7 +32,7 @@ def sound() -> Rows:
         for p in range(2)
     ]
     log[1][7] = log[1][2]
-    log[0][3] = log[0][3]._replace(ms=-1000)
+    alter(3, ms=-1000)(log)
     return log
 
 
@@ -187,9 +188,9 @@ def check(spark: SparkSession, many: list[tuple[Log, Log]]) -> None:
 
 
 @pytest.fixture
-def few_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_buckets(set_constant: SetConstant) -> None:
     """Equal rows share their bucket with different ones."""
-    monkeypatch.setattr("allocator.spark.audit.compare.BUCKETS", 4)
+    set_constant(compare, BUCKETS=4)
 
 
 # an audit takes seconds whatever it audits, so each example is many topics

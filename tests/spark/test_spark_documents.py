@@ -1,4 +1,4 @@
-"""The code of docs/spark.md, docs/pipelines.md and examples/spark_job.py."""
+"""The code of docs/spark.md, docs/pipelines.md, examples/spark_job.py and the pipeline of examples/demo."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from allocator.spark import Topic
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
+from examples.demo import pipeline
 from examples.spark_job import by_key
 from tests.migrate.mirroring import commit
 from tests.repo.repository import ROOT, code_blocks
@@ -70,5 +72,10 @@ def test_the_page_about_pipelines_archives_and_audits_up_to_a_groups_offsets(
     assert sorted((row.partition, row.offset) for row in names["records"].collect()) == [
         (number, offset) for number in range(12) for offset in range(3)
     ]
+    # the demo's pipeline finds the same
+    committed = Topic(kafka_cluster.bootstrap, orders, {"group": group, "ending_offsets": "committed"})
+    claims = pipeline.claims(spark, committed, dict.fromkeys(range(12), 3), tmp_path / "demo")
+    assert len(claims) == 3
+    assert all(claim.holds for claim in claims), claims
     exec(replaced(AUDITING, changes), names)
     assert names["report"].right.records == 36

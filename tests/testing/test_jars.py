@@ -38,13 +38,13 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def maven(own_cache, monkeypatch, tmp_path):
+def maven(own_cache, monkeypatch, set_constant, tmp_path):
     """A repository with the two jars that SMALL pins, set as the mirror."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     monkeypatch.setattr(sys.modules[__name__], "SMALL", replace(SMALL, locks=tmp_path / "pinned"))
-    monkeypatch.setattr(download_module, "_PAUSE_S", 0.001)
+    set_constant(download_module, _PAUSE_S=0.001)
     with MavenRepository() as repository:
         pin(repository.publish("org.one:one:1", ONE), repository.publish("org.two.more:two:2:linux", TWO))
         monkeypatch.setenv("ALLOCATOR_MAVEN_MIRROR", repository.url)

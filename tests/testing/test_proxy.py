@@ -19,6 +19,7 @@ from allocator.testing import FaultProxy, LocalCluster, wait_until
 from allocator.testing import proxy as proxy_module
 from allocator.testing.probe import metadata, zookeeper_mode
 from allocator.testing.topics import zookeeper_client
+from tests.constants import SetConstant
 
 Proxies = Callable[[int], FaultProxy]
 linux = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
@@ -254,7 +255,7 @@ def test_a_proxied_cluster_leads_clients_through_its_proxies(version: str) -> No
 
 @linux
 def test_connections_go_on_while_the_kernel_lists_them(
-    fault_proxy: Proxies, echo: Echo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault_proxy: Proxies, echo: Echo, tmp_path: Path, set_constant: SetConstant
 ) -> None:
     """A fault for one process begins while the list of this machine's connections takes long to read."""
     for name in ("self/fd", f"{os.getpid()}/fd", "net"):
@@ -264,7 +265,7 @@ def test_connections_go_on_while_the_kernel_lists_them(
     with client(proxy) as connection:
         connection.sendall(b"before")
         assert connection.recv(100) == b"before"
-        monkeypatch.setattr(proxy_module, "_PROC", tmp_path)
+        set_constant(proxy_module, _PROC=tmp_path)
         cutting = threading.Thread(target=proxy.drop, kwargs={"client": os.getpid()})
         cutting.start()
         try:

@@ -32,6 +32,7 @@ from allocator.web.guard import Guard
 from allocator.web.requests import CommandRequest, DeleteRequest, PlanRequest, Suppositions
 from allocator.web.server import Site, serve
 from allocator.web.watch import Watcher
+from tests.inside import member_of
 from tests.web.browsing import (
     DOWN,
     END,
@@ -541,7 +542,7 @@ async def test_a_group_of_kafkas_own_protocol_gets_commands_about_records_alone(
 
         await asyncio.to_thread(walk)
         paused = TopicPartition(topic, 1)
-        state = consumer._member.state
+        state = member_of(consumer).state
         await wait_until_async(lambda: not state.is_fetchable(paused), PATIENCE_S, "the pause")
 
         def undo() -> None:

@@ -61,7 +61,7 @@ class MirrorOfOne(Mirror):
     """A mirror of two partitions, without servers."""
 
     def progress(self) -> list[MirrorProgress]:
-        return [MirrorProgress(P, 1, 3), MirrorProgress(P._replace(topic="new"), 0, None)]
+        return [MirrorProgress(P, 1, 3), MirrorProgress(TopicPartition("new", P.partition), 0, None)]
 
     def lag(self, progress: Sequence[MirrorProgress]) -> Lag:
         return Lag(2, 3.0, 4.0)

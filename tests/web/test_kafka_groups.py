@@ -23,6 +23,7 @@ from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
+from tests.inside import member_of
 from tests.web.served import BEARER, PATIENCE_S, Served, as_described, served
 
 pytestmark = pytest.mark.deadline(150)
@@ -148,7 +149,7 @@ async def test_commands_about_records_are_previewed_given_and_withdrawn(
         assert (await post("commands/preview", pause))["creates"] is None
         (command,) = await wait_until_async(partial(commands, 1), PATIENCE_S, "the command on the page")
         assert (command["id"], command["why"], command["who"]) == (given["command"], "its customer", "token")
-        state, one = consumer._member.state, TopicPartition(topic, 1)
+        state, one = member_of(consumer).state, TopicPartition(topic, 1)
         await wait_until_async(lambda: not state.is_fetchable(one), PATIENCE_S, "the pause")
         assert (await post("commands/withdraw", pause))["withdrawn"] == [command["id"]]
         await wait_until_async(lambda: state.is_fetchable(one), PATIENCE_S, "the end of the pause")

@@ -18,15 +18,14 @@ from allocator.testing.waiting import wait_until_async
 from allocator.web import watch
 from allocator.web.daemon import Demand
 from allocator.web.watch import Watcher
+from tests.constants import SetConstant
 from tests.groups.members import History, StaticTopics, TestMember, settled
 from tests.web.served import PATIENCE_S, as_described, served
 from tests.web.written_group import parts, written
 
 
-async def test_the_load_that_members_report_is_shown_as_it_changes(
-    zk_chroot: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "LOADS_S", 0.05)
+async def test_the_load_that_members_report_is_shown_as_it_changes(zk_chroot: str, set_constant: SetConstant) -> None:
+    set_constant(watch, LOADS_S=0.05)
     async with written(zk_chroot) as group:
         a, b = await group.join(0, 1)
         store, zk = group.store, group.store.zk
@@ -125,7 +124,7 @@ async def test_an_error_that_ends_the_watch_is_shown_and_the_watch_restarts() ->
 
 
 async def test_an_unexpected_error_is_shown_and_the_watch_continues(
-    zk_chroot: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    zk_chroot: str, set_constant: SetConstant, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Injects an unexpected exception into the doctor."""
     stumbles = True
@@ -136,7 +135,7 @@ async def test_an_unexpected_error_is_shown_and_the_watch_continues(
         return await observe(*args, **kwargs)
 
     monkeypatch.setattr("allocator.web.watch.observe", stumbling)
-    monkeypatch.setattr("allocator.web.watch.DOCTOR_S", 0.5)
+    set_constant(watch, DOCTOR_S=0.5)
     async with written(zk_chroot, "orders") as group, served(zk_chroot) as it:
         await group.join(0)
         await wait_until_async(lambda: "unexpected" in it.watcher.problems.get("doctor", ""), PATIENCE_S)

@@ -8,15 +8,17 @@ partition once, so the buffer is free for the next response.
 from __future__ import annotations
 
 import struct
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Final, NamedTuple, Optional, Union
 
 from allocator.core.client.errors import ErrorCode, Undecodable
 from allocator.core.client.request_writer import OwnRequest, RequestWriter, by_topic
 from allocator.core.client.response_reader import INT32, ResponseReader
 from allocator.core.types import TopicPartition
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 NEWEST: Final = 18
 # from this version on, lengths and counts are compact, and each structure may have tagged fields
@@ -158,7 +160,7 @@ class Wanted(NamedTuple):
     offset: int
     size: int
     leader_epoch: int
-    topic_id: Optional[uuid.UUID]
+    topic_id: Optional[UUID]
 
 
 @dataclass(eq=False, repr=False)

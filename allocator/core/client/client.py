@@ -495,11 +495,15 @@ class KafkaClient:
         except AllocatorError:
             raise
         except Exception as error:
-            what = f"broker {node_id}: its response to {request_class.__name__} cannot be used"
-            log.error("%s", what, exc_info=error)
-            if node_id is not None:
-                self.hang_up(node_id, request_class)
-            raise BrokerError(f"{what}: {shown(error)}", retriable=True) from error
+            raise self.unusable(node_id, request_class, error) from error
+
+    def unusable(self, node_id: Any, request_class: Any, error: Exception) -> BrokerError:
+        """Closes the connection on which a response came whose reading failed. Returns what `reading` raises."""
+        what = f"broker {node_id}: its response to {request_class.__name__} cannot be used"
+        log.error("%s", what, exc_info=error)
+        if node_id is not None:
+            self.hang_up(node_id, request_class)
+        return BrokerError(f"{what}: {shown(error)}", retriable=True)
 
     def _where(self, key: Any) -> str:
         broker = self._directory.broker_metadata(key)

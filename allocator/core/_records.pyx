@@ -214,17 +214,17 @@ cdef class RecordSet:
         """Decodes the segments from `first` up to, not including, `last`. Raises `CorruptRecordError`."""
         return self._decode(self.segments[first:last])
 
-    def records(self, Py_ssize_t first, Py_ssize_t last, start, stop):
+    def records(self, Py_ssize_t first, Py_ssize_t last, start, stop, on_corrupt=None):
         """Iterates over the records of segments `first` to `last` - 1 with offsets from `start` to `stop` - 1.
 
         Decodes a segment when the iteration reaches it. At a corrupt one raises `CorruptRecordError`, on each further
-        call too, so that no record is skipped silently.
+        call too, so that no record is skipped silently. With `on_corrupt`, calls that with the error instead, and ends.
         """
         cdef _Records records = _Records.__new__(_Records)
         records.found = self
         records.segment = max(first, 0)
         records.segments_end = min(last, <Py_ssize_t>len(self.segments))
-        records.start, records.stop = start, stop
+        records.start, records.stop, records.on_corrupt = start, stop, on_corrupt
         return records
 
     cdef Columns _decode(self, list segments):
@@ -615,7 +615,7 @@ cdef class _Records:
     # source of the columns that follow, if any
     cdef RecordSet found
     cdef Py_ssize_t segment, segments_end
-    cdef object start, stop
+    cdef object start, stop, on_corrupt
     # whether a thread decodes or encodes, which releases the interpreter's lock and all critical sections
     cdef bint busy
 
@@ -652,6 +652,12 @@ cdef class _Records:
                 try:
                     while self.row >= self.last:
                         self._go_on()
+                except CorruptRecordError as error:
+                    if self.on_corrupt is None:
+                        raise
+                    self.segment = self.segments_end
+                    self.on_corrupt(error)
+                    raise StopIteration from None
                 finally:
                     self.busy = False
             record._columns = self.columns

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from allocator.core.consumer import ConsumerBase
 from allocator.core.settings import names_arguments
 from allocator.errors import Closed
-from allocator.handlers.handling import given_in_python
 from allocator.handlers.settings import HANDLING, HANDLING_DEFAULT
 from allocator.types import Ordering, Record, ResultsMode, Workers
 
@@ -110,7 +109,8 @@ class Consumer(ConsumerBase):
         if self._closed:
             raise Closed(f"the consumer of group {self.group!r} is closed; create another one")
         self._member.must_not_process()
-        called, handling = given_in_python(handler, self._deserialize, given, self._member)
+        from allocator.handlers.handling import given_in_python
         from allocator.handlers.processor import Processor
 
+        called, handling = given_in_python(handler, self._deserialize, given, self._member)
         await Processor(called, handling).run(self)

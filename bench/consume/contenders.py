@@ -123,37 +123,70 @@ def aiokafka(job: Job, sink: Sink) -> None:
     asyncio.run(run())
 
 
-def confluent(job: Job, sink: Sink) -> None:
-    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+def _confluent_settings(job: Job) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": job.bootstrap,
+        "group.id": job.group or "bench-unused",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "earliest",
+        # from librdkafka's INTRODUCTION.md, "High throughput", and CONFIGURATION.md on prefetching
+        "queued.min.messages": 1_000_000,
+        "queued.max.messages.kbytes": PREFETCH_BYTES // 1024,
+        "fetch.max.bytes": MAX_BYTES,
+        "max.partition.fetch.bytes": PARTITION_BYTES,
+    }
 
-    consumer = Consumer(
-        {
-            "bootstrap.servers": job.bootstrap,
-            "group.id": job.group or "bench-unused",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "auto.offset.reset": "earliest",
-            # from librdkafka's INTRODUCTION.md, "High throughput", and CONFIGURATION.md on prefetching
-            "queued.min.messages": 1_000_000,
-            "queued.max.messages.kbytes": PREFETCH_BYTES // 1024,
-            "fetch.max.bytes": MAX_BYTES,
-            "max.partition.fetch.bytes": PARTITION_BYTES,
-        }
-    )
+
+def _confluent_partitions(job: Job) -> list[Any]:
+    from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+
+    return [TopicPartition(job.topic, n, OFFSET_BEGINNING) for n in range(job.partitions)]
+
+
+def _confluent_poll(job: Job) -> tuple[int, float]:
+    """Returns the number of records that `consume` waits for, and the timeout. A large number would delay the first
+    record."""
+    return (10_000, 0.05) if job.kind == "throughput" else (1, POLL_S)
+
+
+def _take_messages(messages: list[Any], sink: Sink) -> None:
+    from confluent_kafka import KafkaException
+
+    for message in messages:
+        if message.error() is not None:
+            raise KafkaException(message.error())
+    if messages:
+        sink.values([message.value() for message in messages])
+
+
+def confluent(job: Job, sink: Sink) -> None:
+    from confluent_kafka import Consumer
+
+    consumer = Consumer(_confluent_settings(job))
     if job.kind == "cold":
         consumer.subscribe([job.topic])
     else:
-        consumer.assign([TopicPartition(job.topic, n, OFFSET_BEGINNING) for n in range(job.partitions)])
-    # consume() waits for this many records or the timeout, so a large number would delay the first record
-    many, wait_s = (10_000, 0.05) if job.kind == "throughput" else (1, POLL_S)
+        consumer.assign(_confluent_partitions(job))
     while not sink.done:
-        messages = consumer.consume(many, wait_s)
-        for message in messages:
-            if message.error() is not None:
-                raise KafkaException(message.error())
-        if messages:
-            sink.values([message.value() for message in messages])
+        _take_messages(consumer.consume(*_confluent_poll(job)), sink)
     consumer.close()
+
+
+def confluent_asyncio(job: Job, sink: Sink) -> None:
+    from confluent_kafka.aio import AIOConsumer
+
+    async def run() -> None:
+        consumer = AIOConsumer(_confluent_settings(job))
+        if job.kind == "cold":
+            await consumer.subscribe([job.topic])
+        else:
+            await consumer.assign(_confluent_partitions(job))
+        while not sink.done:
+            _take_messages(await consumer.consume(*_confluent_poll(job)), sink)
+        await consumer.close()
+
+    asyncio.run(run())
 
 
 CONTENDERS: dict[str, Callable[[Job, Sink], None]] = {
@@ -164,9 +197,15 @@ CONTENDERS: dict[str, Callable[[Job, Sink], None]] = {
     "kafka-python": kafka_python,
     "aiokafka": aiokafka,
     "confluent-kafka": confluent,
+    "confluent-kafka, asyncio": confluent_asyncio,
 }
 # contender -> modules that `load` imports
-LIBRARIES = {"kafka-python": ["kafka"], "aiokafka": ["aiokafka"], "confluent-kafka": ["confluent_kafka"]}
+LIBRARIES = {
+    "kafka-python": ["kafka"],
+    "aiokafka": ["aiokafka"],
+    "confluent-kafka": ["confluent_kafka"],
+    "confluent-kafka, asyncio": ["confluent_kafka.aio"],
+}
 # the memberships are imported when a consumer is created
 OURS_LIBRARIES = [
     "allocator.handlers.consumer",

@@ -184,7 +184,7 @@ class ClientOfMember:
 
     def note_broker(self, *broker: Any) -> None: ...
 
-    reading = KafkaClient.reading
+    reading, unusable = KafkaClient.reading, KafkaClient.unusable
 
     def cut(self) -> None:
         self.cuts += 1

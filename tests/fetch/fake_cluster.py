@@ -58,7 +58,7 @@ class FakeCluster:
 
     request_timeout_s = 5.0
     retry_backoff_s: float = 0.01
-    reading = KafkaClient.reading
+    reading, unusable = KafkaClient.reading, KafkaClient.unusable
 
     def __init__(self, version: int = 12) -> None:
         self.version = version

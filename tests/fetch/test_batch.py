@@ -188,6 +188,19 @@ def test_a_corrupt_record_batch_raises_at_its_offset_each_time(make: Make) -> No
     assert offsets(whole.from_offset(22)) == [22]
 
 
+def test_a_watched_batch_ends_before_a_corrupt_record_batch(make: Make) -> None:
+    inside = bytearray(batch([R(0, b"abc"), R(1, b"abc")], 20))
+    inside[61] = 127
+    whole = make(batch([R(0)], 19) + sign(bytes(inside)) + batch([R(0)], 22))
+    found: list[tuple[int, int]] = []
+    whole.watch(lambda offset, error: found.append((offset, error.offset)))
+    records = iter(whole)
+    assert [record.offset for record in records] == [19]
+    assert found == [(20, 20)]
+    assert next(records, None) is None
+    assert (offsets(whole), whole.next_offset, found) == ([19], 20, [(20, 20)])
+
+
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 def test_records_outlive_their_batch(make: Make, codec: str) -> None:
     def some() -> list[Any]:

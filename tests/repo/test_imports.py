@@ -83,7 +83,8 @@ def test_a_member_over_kafka_imports_no_other_membership() -> None:
         import sys
         from allocator import Consumer
         Consumer("t", brokers="localhost:9092", group="g", membership="kafka")
-        others = {"kazoo", "allocator.producer", *(f"allocator.protocols.{name}" for name in ("legacy", "kip848"))}
+        protocols = (f"allocator.protocols.{name}" for name in ("legacy", "kip848", "zookeeper"))
+        others = {"kazoo", "allocator.producer", *protocols}
         print(sorted(others & set(sys.modules)))
         """)
     assert done.stdout.strip() == "[]", done.stderr
@@ -105,8 +106,9 @@ def test_a_consumer_imports_only_what_every_consumer_needs() -> None:
     assert "allocator.core.consumer.group_member" in imported
     assert packages <= {"allocator", "cramjam", "kafka", "crc32c"}
     assert {module for module in imported if module.startswith("kafka")} == {"kafka.structs"}
-    later = ("producer", "core.zookeeper", "core.membership.zookeeper", "handlers.processor", "protocols", "operate")
+    later = ("producer", "handlers.processor", "handlers.handling", "assignors", "protocols", "operate")
     assert not [each for each in imported if each.startswith(tuple(f"allocator.{name}" for name in later))]
     if "crc32c" not in packages:  # the decoder without compiled code imports it, and with it a command line
-        assert not {"argparse", "email", "importlib.metadata", "multiprocessing", "difflib"} & imported
-        assert len(imported) <= 175, "there were 152; `python -m bench.start` measures what they cost"
+        unused = {"argparse", "email", "importlib.metadata", "multiprocessing", "difflib", "uuid", "hashlib"}
+        assert not unused & imported
+        assert len(imported) <= 145, "there were 127; `python -m bench.start` measures what they cost"

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from allocator.core.aio.tasks import within
 from allocator.core.client import protocol
@@ -30,6 +29,9 @@ from allocator.core.errors import AllocatorError, BrokerError, BrokersUnavailabl
 from allocator.core.telemetry.measures import Measures
 from allocator.core.text.quoting import shown
 from allocator.core.types import TopicPartition
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 __all__ = ["Broker", "KafkaClient"]
 
@@ -232,7 +234,7 @@ class KafkaClient:
         known = self._partition(tp)
         return None if known is None else known.leader_epoch
 
-    def topic_id(self, topic: str) -> uuid.UUID | None:
+    def topic_id(self, topic: str) -> UUID | None:
         """Returns the id of the topic; None if the topic is unknown, or before 2.8."""
         known = self._metadata.topics.get(topic)
         return None if known is None else known.topic_id
@@ -493,11 +495,15 @@ class KafkaClient:
         except AllocatorError:
             raise
         except Exception as error:
-            what = f"broker {node_id}: its response to {request_class.__name__} cannot be used"
-            log.error("%s", what, exc_info=error)
-            if node_id is not None:
-                self.hang_up(node_id, request_class)
-            raise BrokerError(f"{what}: {shown(error)}", retriable=True) from error
+            raise self.unusable(node_id, request_class, error) from error
+
+    def unusable(self, node_id: Any, request_class: Any, error: Exception) -> BrokerError:
+        """Closes the connection on which a response came whose reading failed. Returns what `reading` raises."""
+        what = f"broker {node_id}: its response to {request_class.__name__} cannot be used"
+        log.error("%s", what, exc_info=error)
+        if node_id is not None:
+            self.hang_up(node_id, request_class)
+        return BrokerError(f"{what}: {shown(error)}", retriable=True)
 
     def _where(self, key: Any) -> str:
         broker = self._directory.broker_metadata(key)

@@ -8,15 +8,17 @@ partition once, so the buffer is free for the next response.
 from __future__ import annotations
 
 import struct
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Final, NamedTuple, Optional, Union
 
 from allocator.core.client.errors import ErrorCode, Undecodable
 from allocator.core.client.request_writer import OwnRequest, RequestWriter, by_topic
 from allocator.core.client.response_reader import INT32, ResponseReader
 from allocator.core.types import TopicPartition
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 NEWEST: Final = 18
 # from this version on, lengths and counts are compact, and each structure may have tagged fields
@@ -24,6 +26,8 @@ _FLEXIBLE: Final = 12
 # from this version on, requests name topics by id
 BY_ID: Final = 13
 _ERROR_AND_SESSION: Final = struct.Struct(">hi")
+# correlation id, the count of tagged fields, throttle time; then `_ERROR_AND_SESSION`
+_NO_TAGS: Final = struct.Struct(">iBihi")
 _ABORTED: Final = struct.Struct(">qq")
 # all fields of `_PART[5]`, the compact count of aborted transactions (0: null, 1: none), the preferred replica
 _NONE_ABORTED: Final = struct.Struct(">ihqqqBi")
@@ -81,9 +85,13 @@ class _FetchReader(ResponseReader):
 
     def response(self) -> tuple[int, FetchResponse]:
         version = self.version
-        correlation_id = self.header()
-        throttle = self.unpack(INT32)[0] if version >= 1 else 0
-        error, session = self.unpack(_ERROR_AND_SESSION) if version >= 7 else (0, 0)
+        if version >= _FLEXIBLE and self.frame[INT32.size] == 0:
+            # decodes the usual case in one step
+            correlation_id, _, throttle, error, session = self.unpack(_NO_TAGS)
+        else:
+            correlation_id = self.header()
+            throttle = self.unpack(INT32)[0] if version >= 1 else 0
+            error, session = self.unpack(_ERROR_AND_SESSION) if version >= 7 else (0, 0)
         parts: list[FetchedPartition] = []
         for _ in range(self.count()):
             topic = self.topic()
@@ -158,7 +166,7 @@ class Wanted(NamedTuple):
     offset: int
     size: int
     leader_epoch: int
-    topic_id: Optional[uuid.UUID]
+    topic_id: Optional[UUID]
 
 
 @dataclass(eq=False, repr=False)
@@ -224,7 +232,7 @@ class FetchRequest(OwnRequest):
             out.tags()
 
     def _write_forgotten(self, out: RequestWriter, version: int) -> None:
-        topics = by_topic(self.forgotten)
+        topics = by_topic(self.forgotten) if self.forgotten else {}
         out.count(len(topics))
         for topic, parts in topics.items():
             _write_topic(out, topic, parts[0][1], version)
@@ -255,6 +263,11 @@ SESSION_ERRORS: Final = frozenset(
 )
 
 
+def _has_moved(was: Wanted | None, now: Wanted) -> bool:
+    """Returns whether a partition is new, or its topic was deleted and created again."""
+    return was is None or (was.topic_id is not now.topic_id and was.topic_id != now.topic_id)
+
+
 class Turn(NamedTuple):
     """The contents of the next request of a session: `wanted` adds or changes partitions, `forgotten` removes them."""
 
@@ -282,8 +295,9 @@ class FetchSession:
         """Returns the next request for exactly the partitions `wanted`. `version` is the broker's. Keeps `wanted`."""
         known = self._known
         # the caller passes the same object again for an idle partition, so `is` avoids most comparisons
-        changed = {tp: each for tp, each in wanted.items() if known.get(tp) is not each and known.get(tp) != each}
-        moved = bool(changed) or len(known) != len(wanted)
+        changed = {tp: each for tp, each in wanted.items() if (was := known.get(tp)) is not each and was != each}
+        # mostly only offsets have changed
+        moved = len(known) != len(wanted) or any(_has_moved(known.get(tp), each) for tp, each in changed.items())
         if moved:
             # topics have no id before Kafka 2.8
             by_name = any(each.topic_id is None for each in wanted.values())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -21,7 +20,6 @@ from allocator.core.settings.names import address_text
 log = logging.getLogger(__name__)
 
 ENDED = "this Kafka client was closed, or its task was cancelled by other code; create another one"
-NO_ID = uuid.UUID(int=0)  # sent by brokers that are configured for a protocol version before 2.8
 # responses before v1 do not mark internal topics
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 
@@ -93,7 +91,9 @@ class Metadata:
         )
 
     def _topic(self, described: Any, version: int) -> TopicMetadata:
-        topic_id = described.topic_id if version >= 10 and described.topic_id != NO_ID else None
+        topic_id = described.topic_id if version >= 10 else None
+        if topic_id is not None and not topic_id.int:
+            topic_id = None  # from a broker that is configured for a protocol version before 2.8
         before = self.topics.get(described.name)
         same_topic = before is not None and topic_id is not None and before.topic_id == topic_id
         partitions = {}

@@ -111,6 +111,8 @@ class ConnectionPool:
         self.settings = settings
         self.versions: BrokerVersionData | None = None
         """Versions of the oldest connected broker, or of the last one."""
+        # the results of `api_version` for `versions`, by class
+        self._api_versions: dict[type, int] = {}
         self._on_loss = on_loss
         self._connections: dict[Hashable, BrokerConnection] = {}
         self._all: set[BrokerConnection] = set()  # all connections, including those that are closing
@@ -131,12 +133,20 @@ class ConnectionPool:
         """Oldest version among the connected brokers; () before the first connection."""
         return tuple(self.versions.broker_version) if self.versions is not None else ()
 
-    def api_version(self, request_class: Any) -> int | None:
-        """Returns the newest version that client and broker both support; None without one, or before a connection."""
+    def api_version(self, request: Any) -> int | None:
+        """Returns the newest version of a request, or of its class, that client and broker both support.
+
+        Returns None without one, or before a connection.
+        """
+        if isinstance(request, type) and request in self._api_versions:
+            return self._api_versions[request]
         try:
-            return None if self.versions is None else negotiated(self.versions, request_class)
+            version = None if self.versions is None else negotiated(self.versions, request)
         except Unsupported:
             return None
+        if isinstance(request, type) and version is not None:
+            self._api_versions[request] = version
+        return version
 
     def _see(self, where: tuple[str, int], versions: BrokerVersionData) -> None:
         self._seen[where] = versions
@@ -272,7 +282,7 @@ class ConnectionPool:
         open_ones = (each.versions for each in self._connections.values() if each.connected)
         oldest = min((versions for versions in open_ones if versions is not None), default=connection.versions)
         if self.broker_version != tuple(oldest.broker_version):
-            self.versions = oldest
+            self.versions, self._api_versions = oldest, {}
         broker_id = _broker_id(key)
         if broker_id in self._away:
             self._away.discard(broker_id)

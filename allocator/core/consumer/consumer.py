@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from allocator.core.aio.tasks import ClosesOnce, ends, warn_unclosed
 from allocator.core.client.client import KafkaClient
@@ -44,6 +43,9 @@ from allocator.core.types import (
     Record,
     TopicPartition,
 )
+
+if TYPE_CHECKING:
+    import uuid
 
 NOT_STARTED = "the consumer is not started; use `async with`, or call start() first"
 

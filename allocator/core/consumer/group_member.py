@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import re
-import uuid
 from collections import deque
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
@@ -422,7 +422,7 @@ class SinkMember:
         self.database = check_sink(sink)
         self._group = member.group
         # identifies this owner together with the fencing token, which may repeat after ZooKeeper has lost its data
-        self._owner = uuid.uuid4().hex
+        self._owner = os.urandom(16).hex()
 
     async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:
         topic_id = self._member.client.topic_id

@@ -9,9 +9,8 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Optional, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Optional, Protocol
 
-from allocator.assignors import Assignor, Load, LoadReport, resolve
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.coordinator import Coordinator
 from allocator.core.consumer.commanded import CommandedConsumer, CommandExecutor, NoCommands
@@ -31,6 +30,9 @@ from allocator.core.types import (
     OffsetStorage,
     TopicPartition,
 )
+
+if TYPE_CHECKING:
+    from allocator.assignors import Assignor, Load, LoadReport
 
 
 class Fault(NamedTuple):
@@ -258,4 +260,6 @@ def assignors_of(given: Any) -> dict[str, Assignor]:
     offered = [given] if isinstance(given, str) or callable(given) else list(given)
     if not offered:
         raise ConfigError("the list is empty; name at least one, e.g. 'naive'")
+    from allocator.assignors import resolve  # costs time where nothing is assigned
+
     return {found.name: found for found in map(resolve, offered)}

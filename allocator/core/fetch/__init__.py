@@ -11,11 +11,31 @@ decoder in Python returns the same records, 15 to 70 times slower.
 
 from __future__ import annotations
 
-from allocator.core.fetch.arrow import pyarrow
-from allocator.core.fetch.batch import Batch
-from allocator.core.fetch.codecs import lz4_of_old
-from allocator.core.fetch.columns import varint
-from allocator.core.fetch.decode import accelerated, scan
-from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.fetch.range_reader import RangeReader, RangeUnread
-from allocator.core.varint import signed_varint
+from typing import TYPE_CHECKING
+
+from allocator import lazy_names
+from allocator.core.varint import signed_varint as signed_varint
+
+if TYPE_CHECKING:
+    from allocator.core.fetch.arrow import pyarrow
+    from allocator.core.fetch.batch import Batch
+    from allocator.core.fetch.codecs import lz4_of_old
+    from allocator.core.fetch.columns import varint
+    from allocator.core.fetch.decode import accelerated, scan
+    from allocator.core.fetch.fetcher import Fetcher
+    from allocator.core.fetch.range_reader import RangeReader, RangeUnread
+
+
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "arrow": "pyarrow",
+            "batch": "Batch",
+            "codecs": "lz4_of_old",
+            "columns": "varint",
+            "decode": "accelerated scan",
+            "fetcher": "Fetcher",
+            "range_reader": "RangeReader RangeUnread",
+        },
+    )

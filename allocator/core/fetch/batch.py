@@ -149,17 +149,10 @@ class Batch(Sequence[Record]):
         return self._records(self._first, self._end)
 
     def _records(self, first: int, end: int) -> Iterator[Record]:
-        records = self._found.records(first, end, self._start, self._stop)
-        if self._is_watched:
-            records = self._before_corrupt(records)
-        # without deserializers, no Python code runs for each record, except the step of a generator
+        on_corrupt = self._end_before if self._is_watched else None
+        records = self._found.records(first, end, self._start, self._stop, on_corrupt)
+        # without deserializers, no Python code runs for each record
         return records if self._is_raw() else map(self._deserialized, records)
-
-    def _before_corrupt(self, records: Iterator[Record]) -> Iterator[Record]:
-        try:
-            yield from records
-        except CorruptRecordError as error:
-            self._end_before(error)
 
     @overload
     def __getitem__(self, index: int) -> Record: ...

@@ -14,7 +14,7 @@ import heapq
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from typing import Final
 
@@ -75,14 +75,21 @@ class RecordSet:
                 check_together(held)
         return Columns(parts)
 
-    def records(self, first: int, last: int, start: int, stop: int) -> Iterator[PlainRecord]:
+    def records(
+        self,
+        first: int,
+        last: int,
+        start: int,
+        stop: int,
+        on_corrupt: Callable[[CorruptRecordError], object] | None = None,
+    ) -> Iterator[PlainRecord]:
         """Iterates over the records of segments `first` to `last` with offsets from `start` to `stop`. Excludes `last`
         and `stop`.
 
         Decodes each segment when it is reached. At a corrupt batch, each `next` raises `CorruptRecordError`, so that no
-        record is skipped silently.
+        record is skipped silently. With `on_corrupt`, calls that with the error instead, and ends.
         """
-        return _Records(self, self.segments[first:last], start, stop)
+        return _Records(self, self.segments[first:last], start, stop, on_corrupt)
 
     def part(self, segment: Segment) -> ColumnPart:
         """Decodes one segment. Raises `CorruptRecordError`."""
@@ -106,10 +113,18 @@ class RecordSet:
 class _Records:
     """The iterator of `RecordSet.records`. Unlike a generator, it can raise an error repeatedly."""
 
-    def __init__(self, found: RecordSet, segments: list[Segment], start: int, stop: int) -> None:
+    def __init__(
+        self,
+        found: RecordSet,
+        segments: list[Segment],
+        start: int,
+        stop: int,
+        on_corrupt: Callable[[CorruptRecordError], object] | None,
+    ) -> None:
         self.found = found
         self.segments = segments[::-1]
         self.start, self.stop = start, stop
+        self.on_corrupt = on_corrupt
         self.rows: Iterator[PlainRecord] = iter(())
 
     def __iter__(self) -> Iterator[PlainRecord]:
@@ -120,7 +135,14 @@ class _Records:
             return record
         while self.segments:
             segment = self.segments[-1]
-            part = self.found.part(segment)
+            try:
+                part = self.found.part(segment)
+            except CorruptRecordError as error:
+                if self.on_corrupt is None:
+                    raise
+                self.segments.clear()
+                self.on_corrupt(error)
+                break
             self.segments.pop()
             low = 0 if segment.base_offset >= self.start else bisect_left(part.offsets, self.start)
             high = len(part) if segment.next_offset <= self.stop else bisect_left(part.offsets, self.stop)

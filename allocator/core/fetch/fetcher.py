@@ -21,6 +21,7 @@ from allocator.core.types import Deserializer, TopicPartition
 
 if TYPE_CHECKING:
     from allocator.core.client.client import KafkaClient
+    from allocator.core.fetch.columns import Segment
 
 log = logging.getLogger(__name__)
 
@@ -357,7 +358,8 @@ class Fetcher:
             value_deserializer=self._value_deserializer,
         )
         # only the first segment can be without a record of the batch
-        if len(found.segments) > 1 or (found.segments and len(batch)):
+        segments = found.segments
+        if segments and (len(segments) > 1 or _has_records(segments[0], chunk.start) or len(batch)):
             return batch
         position = state.position(tp)
         if position is not None and position.offset == chunk.start:
@@ -368,6 +370,11 @@ class Fetcher:
     def _wake_readers(self) -> None:
         for waiter in self._waiting:
             _finish(waiter, True)
+
+
+def _has_records(segment: Segment, start: int) -> bool:
+    """Returns whether a segment has a record at `start` or above, as far as its header tells."""
+    return segment.count > 0 and segment.base_offset >= start
 
 
 def _finish(waiter: asyncio.Future[bool], result: bool) -> None:

@@ -245,25 +245,31 @@ class FetchLoop:
         self.wake()
 
     def _parts(self, plan: PlannedFetch, response: FetchResponse) -> Parts:
-        """Yields what the response has of each partition."""
+        """Returns what the response has of each partition."""
         if response.error_code:
             refused = FetchedPartition("", -1, response.error_code, -1, -1, -1, [], b"")
-            yield from ((tp, refused) for tp in plan.wanted)
-        else:
-            size = sum(len(part.records) for part in response.parts)
-            self._planner.note_size(plan, size, time.monotonic())
-            yield from plan.session.parts(response.parts)
+            return ((tp, refused) for tp in plan.wanted)
+        size = 0
+        for part in response.parts:
+            size += len(part.records)
+        self._planner.note_size(plan, size, time.monotonic())
+        return plan.session.parts(response.parts)
 
     def _read(self, plan: PlannedFetch, parts: Parts, version: int) -> None:
         """Handles the partitions of a response, and sends the next request."""
+        failure: BrokerError | None = None
         try:
-            with self._client.reading(plan.node, FetchRequest):
-                done = self._handle_parts(plan, parts, version)
+            done = self._handle_parts(plan, parts, version)
         except BrokerError as error:
-            self._failed(plan, error)
+            failure = error
+        except AllocatorError:
+            raise
+        except Exception as error:  # noqa: BLE001 - an internal error costs one connection
+            failure = self._client.unusable(plan.node, FetchRequest, error)
+        if failure is not None:
+            self._failed(plan, failure)
             self._report_records(plan)
-            return
-        if done:
+        elif done:
             self._fetch_next(plan)
         else:
             self._tasks.start(self._read_rest(plan, parts, version))

@@ -265,23 +265,29 @@ class Planner:
         version = self._client.api_version(FetchRequest)
         bounded = version is not None and version >= BOUNDED
         requested = self.budget.sizes(wanting, max_bytes, bounded=bounded)
-        reserved = sum(size for _, size in requested)
+        buffers: dict[TopicPartition, PartitionBuffer] = {}
+        wanted: dict[TopicPartition, Wanted] = {}
+        reserved, leader_only = 0, False
+        for buffer, size in requested:
+            tp = buffer.tp
+            buffers[tp] = buffer
+            same = buffer.wanted
+            if same is None or same.offset != buffer.fetch_offset or same.size != size:
+                same = buffer.wanted = self._wanted(buffer, size)
+            wanted[tp] = same  # the same object as before if nothing has changed
+            buffer.in_flight = True
+            reserved += size
+            leader_only = leader_only or now < buffer.leader_until
         if bounded:
             reserved = min(max_bytes, reserved)
         else:
             # moves them even if the response has no records, because not all partitions fit into one request
-            broker.to_the_end([buffer.tp for buffer, _ in requested])
+            broker.to_the_end(buffers)
         self.budget.reserve(reserved)
-        leader_only = False
-        for buffer, _ in requested:
-            buffer.in_flight = True
-            leader_only = leader_only or now < buffer.leader_until
         awaited = 0 if urgent else broker.pace.enough
         wait_s = self._latency_budget_s if awaited else self._max_wait_s
         if urgent:
             wait_s = URGENT_WAIT_S
-        buffers = {buffer.tp: buffer for buffer, _ in requested}
-        wanted = {buffer.tp: self._wanted(buffer, size) for buffer, size in requested}
         session = FetchSession() if urgent else broker.session
         plan = PlannedFetch(broker, urgent, session, buffers, wanted, max_bytes, reserved, awaited, wait_s, leader_only)
         if urgent:
@@ -292,13 +298,13 @@ class Planner:
 
     def _wanting(self, broker: BrokerPartitions, now: float) -> list[PartitionBuffer]:
         """Returns the partitions of a broker that may be requested now."""
-        wanting = []
+        wanting, share = [], self.budget.share
         for buffer in broker.buffers.values():
             if buffer.in_flight or buffer.halted:
                 continue
             if buffer.next_try > now:
                 broker.again_at = min(broker.again_at, buffer.next_try)
-            elif buffer.held >= self.budget.share:
+            elif buffer.held >= share:
                 self.short_of_bytes = True
             elif now - buffer.seen_at < UNSEEN_S or not (self._state.is_in_doubt(buffer.tp) or self.doubt(buffer, now)):
                 wanting.append(buffer)
@@ -327,13 +333,9 @@ class Planner:
         return partition.is_fetchable() and buffer is not None and now - buffer.seen_at < UNSEEN_S
 
     def _wanted(self, buffer: PartitionBuffer, size: int) -> Wanted:
-        """Returns the request for one partition. It is the same object as before if nothing has changed."""
-        wanted = buffer.wanted
-        if wanted is None or wanted.offset != buffer.fetch_offset or wanted.size != size:
-            epoch = self._client.leader_epoch(buffer.tp)
-            topic_id = self._client.topic_id(buffer.tp.topic)
-            wanted = buffer.wanted = Wanted(buffer.fetch_offset, size, -1 if epoch is None else epoch, topic_id)
-        return wanted
+        epoch = self._client.leader_epoch(buffer.tp)
+        topic_id = self._client.topic_id(buffer.tp.topic)
+        return Wanted(buffer.fetch_offset, size, -1 if epoch is None else epoch, topic_id)
 
     def _reclaim(self, wanted: int) -> int:
         """Drops records of partitions that are not fetchable, the largest first, to be fetched again later.
@@ -352,7 +354,10 @@ class Planner:
 
     def is_current(self, buffer: PartitionBuffer) -> bool:
         """Returns whether no seek, reset or reassignment has replaced `buffer`."""
-        return self._buffers.get(buffer.tp) is buffer and self._state.epoch(buffer.tp) == buffer.epoch
+        if self._buffers.get(buffer.tp) is not buffer:
+            return False
+        tenure = self._state.assignment.get(buffer.tp)
+        return tenure is not None and tenure.epoch == buffer.epoch
 
     def halt(self, tp: TopicPartition) -> None:
         """Stops fetching a partition until it is sought, and drops its buffered records."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import socket
 import warnings
 from typing import Any, Final
@@ -107,4 +106,4 @@ def default_client_id(program: str = "allocator", instance_id: str | None = None
     """
     if instance_id is not None:
         return f"{program}-{instance_id}"
-    return f"{program}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+    return f"{program}-{socket.gethostname()}-{os.getpid()}-{os.urandom(2).hex()}"

@@ -12,11 +12,13 @@ have none. `as_committed` adds the cluster to the text, and `as_read` removes it
 from __future__ import annotations
 
 import re
-import uuid
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from allocator.core.subscription.done import DoneSet
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 _TEXT: Final = re.compile(
     r"(?:(generation \d+ member ([^ ]*(?: [^ ]*)*?))(?: done ([A-Za-z0-9_-]+)(?:@(\S+))?)?|(|[^ ]*(?: [^ ]*)*?))"
@@ -47,10 +49,16 @@ def stamped(text: str, topic_id: Any) -> str:
     return text if topic_id is None else f"{text} topic {topic_id}".lstrip()
 
 
-def topic_of(text: str | None) -> uuid.UUID | None:
+def topic_of(text: str | None) -> UUID | None:
     """Returns the topic id in the text; None if there is none."""
-    topic = parts_of(text)[3] if text else None
-    return None if topic is None else uuid.UUID(topic)
+    return uuid_of(parts_of(text)[3] if text else None)
+
+
+def uuid_of(topic: str | None) -> UUID | None:
+    """Returns the topic id as `parts_of` returns it; None for None."""
+    from uuid import UUID  # costs time where no commit is read
+
+    return None if topic is None else UUID(topic)
 
 
 def done_of(text: str | None, offset: int) -> DoneSet | None:

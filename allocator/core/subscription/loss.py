@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
-from allocator.core.subscription.commit_text import parts_of, topic_of
+from allocator.core.subscription.commit_text import parts_of, topic_of, uuid_of
 from allocator.core.subscription.done import DoneSet
 from allocator.core.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class RecordsLost:
 class Committed(OffsetAndMetadata):
     """A committed offset with the user's metadata. Its attributes hold the text that members add."""
 
-    topic_id: Optional[uuid.UUID] = None
+    topic_id: Optional[UUID] = None
     done: Optional[DoneSet] = None
     """The done records beyond the offset."""
     member: Optional[str] = None
@@ -73,11 +75,11 @@ def as_written(committed: OffsetAndMetadata) -> Committed:
     text, member, done, topic = parts_of(committed.metadata or "")
     found = Committed(committed.offset, text if member is None else "", committed.leader_epoch)
     found.member = member
-    found.topic_id = None if topic is None else uuid.UUID(topic)
+    found.topic_id = uuid_of(topic)
     found.done = None if done is None else DoneSet.decoded(done, committed.offset)
     return found
 
 
-def topic_of_offset(offset: OffsetAndMetadata) -> uuid.UUID | None:
+def topic_of_offset(offset: OffsetAndMetadata) -> UUID | None:
     """Returns the id of the topic that an offset belongs to; None if unknown."""
     return offset.topic_id if isinstance(offset, Committed) else topic_of(offset.metadata)

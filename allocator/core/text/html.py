@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from itertools import islice
 
 from allocator.core.text.quoting import utf8
@@ -22,6 +21,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], count: int, *n
 
 
 def _escaped(text: str) -> str:
+    from html import escape  # costs time where no notebook shows a table
+
     return escape(utf8(text).decode())
 
 

@@ -14,7 +14,7 @@ from itertools import repeat
 from typing import Any
 
 from allocator.core.text import shown
-from allocator.documents.checked import InvalidZnode, check_mapping, check_text, encode_object, parse_object
+from allocator.documents.checked import InvalidZnode, check_mapping, check_text, encode_object
 from allocator.types import PartitionLike, Partitions, TopicPartition
 
 Counts = Callable[[str], "int | None"]
@@ -134,7 +134,8 @@ def quick(data: bytes) -> bool:
     return sum(abs(int(last) - int(first)) for first, last in LONG.findall(raw)) < SMALL_PARTITIONS
 
 
-def inflate(path: str, data: bytes, most: int = INFLATED_BYTES) -> dict[str, Any]:
+def inflate(path: str, data: bytes, most: int = INFLATED_BYTES) -> bytes:
+    """Returns the JSON of a compressed object, for `parse_object`. Raises InvalidZnode."""
     inflater = zlib.decompressobj()
     try:
         raw = inflater.decompress(data, most)
@@ -142,4 +143,4 @@ def inflate(path: str, data: bytes, most: int = INFLATED_BYTES) -> dict[str, Any
         raise InvalidZnode(path, str(error)) from error
     if not inflater.eof:
         raise InvalidZnode(path, "it is cut short or inflates beyond measure")
-    return parse_object(path, raw)
+    return raw

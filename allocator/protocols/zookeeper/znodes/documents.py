@@ -219,7 +219,7 @@ class Claim:
         """Decodes a claim. `budget` is shared with the other claims that the caller keeps."""
         budget = budget or InflateBudget()
         budget.give_back(path)
-        doc = inflate(path, data)
+        doc = parse_object(path, inflate(path, data))
         member = optional(check_text, path, doc, "member")  # older versions do not write it
         if member is not None and member != path.rpartition("/")[2]:
             raise InvalidZnode(path, f"it is the claim of {shown(member)}")
@@ -356,7 +356,7 @@ class AssignmentDocument:
     ) -> AssignmentDocument:
         """Decodes a document. With `only`, decodes only the entries of that member. With 100 members and 10 000
         partitions this is forty times faster, and every member reads every document. `counts`: see `InflateBudget`."""
-        doc = inflate(path, data)
+        doc = parse_object(path, inflate(path, data))
 
         def entries(what: str) -> Iterable[tuple[str, Any]]:
             found = check_mapping(path, what, doc.get(what))

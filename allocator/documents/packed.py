@@ -50,6 +50,19 @@ def _ranges(ids: list[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
+class RangesOfMembers:
+    """Encodes the partitions of each member as `to_ranges` does. Keeps the last results, because most members keep
+    their partitions from one document to the next."""
+
+    def __init__(self) -> None:
+        self._last: dict[Partitions, dict[str, str]] = {}
+
+    def __call__(self, partitions: Mapping[str, Partitions]) -> dict[str, dict[str, str]]:
+        found = {member: self._last.get(each) or to_ranges(each) for member, each in sorted(partitions.items())}
+        self._last = {each: found[member] for member, each in partitions.items()}
+        return found
+
+
 class InflateBudget:
     """Limits how many partitions the znodes that are in memory together may name. Thread-safe.
 

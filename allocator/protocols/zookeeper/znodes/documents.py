@@ -31,6 +31,7 @@ from allocator.documents import (
     Counts,
     InflateBudget,
     InvalidZnode,
+    RangesOfMembers,
     check_list,
     check_mapping,
     check_number,
@@ -326,7 +327,8 @@ class AssignmentDocument:
         wrote, counts as now."""
         return tuple((min(when, now_ms), number) for when, number in self.moved if when + MINUTE_MS > now_ms)
 
-    def encode(self) -> bytes:
+    def encode(self, ranges: RangesOfMembers | None = None) -> bytes:
+        """Encodes the document. `ranges` has encoded the document before it; None: there is none."""
         rare = {
             "writes": self.writes,
             "left_out": to_ranges(self.left_out),
@@ -341,7 +343,7 @@ class AssignmentDocument:
                 "revision": self.revision,
                 "leader": self.leader,
                 "strategy": self.strategy,
-                "owners": {m: to_ranges(p) for m, p in sorted(self.owners.items())},
+                "owners": (ranges or RangesOfMembers())(self.owners),
                 "promised": {m: to_ranges(p) for m, p in sorted(self.promised.items())},
                 "waiting": {m: [w.since, to_ranges(w.partitions)] for m, w in sorted(self.waiting.items())},
                 "refused": dict(sorted(self.refused.items())),

@@ -28,6 +28,7 @@ from allocator.documents import (
     check_text,
     deflate,
     inflate,
+    parse_object,
 )
 from allocator.types import TopicPartition
 
@@ -159,7 +160,7 @@ class LoadReport:
         """Decodes a report. Raises InvalidZnode."""
         if len(data) > SHARD_BYTES:
             raise InvalidZnode(path, f"{len(data)} bytes")
-        doc = inflate(path, data)
+        doc = parse_object(path, inflate(path, data))
         found: dict[TopicPartition, float] = {}
         for topic, entries in check_mapping(path, "loads", doc.get("loads")).items():
             for entry in check_list(path, "loads", entries):

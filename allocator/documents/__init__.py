@@ -25,6 +25,7 @@ from allocator.documents.packed import (
     SMALL_PARTITIONS,
     Counts,
     InflateBudget,
+    RangesOfMembers,
     deflate,
     from_ranges,
     inflate,

@@ -14,7 +14,7 @@ from itertools import repeat
 from typing import Any
 
 from allocator.core.text import shown
-from allocator.documents.checked import InvalidZnode, check_mapping, check_text, encode_object, parse_object
+from allocator.documents.checked import InvalidZnode, check_mapping, check_text, encode_object
 from allocator.types import PartitionLike, Partitions, TopicPartition
 
 Counts = Callable[[str], "int | None"]
@@ -48,6 +48,19 @@ def _ranges(ids: list[int]) -> str:
         else:
             runs.append((number, number))
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+class RangesOfMembers:
+    """Encodes the partitions of each member as `to_ranges` does. Keeps the last results, because most members keep
+    their partitions from one document to the next."""
+
+    def __init__(self) -> None:
+        self._last: dict[Partitions, dict[str, str]] = {}
+
+    def __call__(self, partitions: Mapping[str, Partitions]) -> dict[str, dict[str, str]]:
+        found = {member: self._last.get(each) or to_ranges(each) for member, each in sorted(partitions.items())}
+        self._last = {each: found[member] for member, each in partitions.items()}
+        return found
 
 
 class InflateBudget:
@@ -134,7 +147,8 @@ def quick(data: bytes) -> bool:
     return sum(abs(int(last) - int(first)) for first, last in LONG.findall(raw)) < SMALL_PARTITIONS
 
 
-def inflate(path: str, data: bytes, most: int = INFLATED_BYTES) -> dict[str, Any]:
+def inflate(path: str, data: bytes, most: int = INFLATED_BYTES) -> bytes:
+    """Returns the JSON of a compressed object, for `parse_object`. Raises InvalidZnode."""
     inflater = zlib.decompressobj()
     try:
         raw = inflater.decompress(data, most)
@@ -142,4 +156,4 @@ def inflate(path: str, data: bytes, most: int = INFLATED_BYTES) -> dict[str, Any
         raise InvalidZnode(path, str(error)) from error
     if not inflater.eof:
         raise InvalidZnode(path, "it is cut short or inflates beyond measure")
-    return parse_object(path, raw)
+    return raw

@@ -191,7 +191,7 @@ class GroupReader:
     async def _notice_end(self, name: str) -> None:
         """Records a crash if the claim was deleted while it listed partitions."""
         watched, claim = self._watched[name], self._claims.pop(name)
-        # kazoo delivers responses and events in two threads, so the list of claims may arrive before the event
+        # does not rely on the order of responses and events: the list of claims may arrive before the event
         if claim.held and await wait_for_event(watched.fired, EVENT_S) and watched.deleted:
             self.crashed.add(name)
 

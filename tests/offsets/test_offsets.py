@@ -14,6 +14,7 @@ from kafka.protocol.metadata import FindCoordinatorResponse
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.offsets.pending_commit import Terms
 from allocator.errors import CommitFailed, ConfigError, NoOffsetsError
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -165,6 +166,31 @@ async def test_a_coordinator_that_moved_or_hangs_is_found_again(moved_with: Any)
         assert new.stored == {A: at(2)}
         assert group.coordinator.node == 2
         await client.close()
+
+
+async def test_commits_wait_together_for_a_silent_coordinator_and_no_other_group_waits() -> None:
+    async with Coordinator() as silent, Coordinator() as other:
+        find = silent.handlers[10]
+
+        def found(request: Any) -> Any:
+            response = find(request)
+            if request.key == "other":
+                response.node_id, response.port = 2, other.port
+            return response
+
+        silent.handlers.update({8: lambda _: SILENT, 10: found})
+        async with KafkaClient(silent.address, request_timeout_s=1.0, retry_backoff_s=0.01) as client:
+            group, terms, of_other = offsets(client), Terms(patience_s=0.5), GroupOffsets(client, "other")
+            await of_other.find()
+            commits = [group.commit_async({partition: at(1)}, terms) for partition in (A, B, C)]
+            await wait_until_async(lambda: silent.count(8) == 1, 10, "the first request")
+            await of_other.commit({A: at(2)})
+            assert other.stored == {A: at(2)}
+            assert not any(commit.done() for commit in commits)
+            for error in await asyncio.gather(*commits, return_exceptions=True):
+                assert isinstance(error, CommitFailed)
+                assert "the coordinator does not respond" in str(error)
+            assert silent.count(8) == 1, "one after another, each would have waited for a request of its own"
 
 
 async def test_the_lookup_is_repeated_until_there_is_a_coordinator() -> None:

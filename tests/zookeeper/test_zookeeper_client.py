@@ -53,6 +53,27 @@ async def test_a_missing_chroot_is_created_only_on_request(zk_chroot: str) -> No
     await zk.close()
 
 
+async def test_a_watch_fires_before_a_read_shows_the_change(zk_chroot: str) -> None:
+    async with session(zk_chroot) as zk, session(zk_chroot) as writer:
+        await zk.create("/x")
+        for number in range(100):
+            fired = asyncio.Event()
+            await zk.get("/x", fired.set)
+            writing = asyncio.ensure_future(writer.set("/x", b"%d" % number))
+            while (await zk.get("/x"))[0] != b"%d" % number:
+                pass
+            assert fired.is_set()
+            await writing
+
+
+async def test_a_session_takes_one_thread(zk_chroot: str) -> None:
+    before = set(threading.enumerate())
+    async with session(zk_chroot) as zk:
+        await zk.create("/x")
+        new = [each.name for each in set(threading.enumerate()) - before if "asyncio" not in each.name]
+        assert len(new) == 1
+
+
 async def test_the_end_of_a_session_does_not_wait_for_jobs_in_the_executor_of_the_loop(zk_chroot: str) -> None:
     loop, release = asyncio.get_running_loop(), threading.Event()
     loop.set_default_executor(ThreadPoolExecutor(1))

@@ -97,7 +97,7 @@ class GroupZnodes:
     def start_over(self) -> None:
         """Reads everything again, because ZooKeeper does not hold the document that this leader wrote last."""
         self._document, self._written, self._steps = None, None, ()
-        # kazoo delivers responses and events in two threads, so the leader may read a document before the event about a
+        # does not rely on the order of responses and events: the leader may read a document before the event about a
         # new member that it contains. Without a fresh list of names that member would count as dead, and the leader
         # would use an old version of a claim
         for watched in (self._names, self._claim_names, self._left_names):

@@ -1,7 +1,7 @@
 """kazoo on the running asyncio loop.
 
-kazoo has two threads: one for the connection, one for watch callbacks. This file hides them: its calls are awaitable,
-and it calls watches and state listeners on the loop.
+kazoo has a thread for the connection. This file hides it: its calls are awaitable, and it calls watches and state
+listeners on the loop.
 """
 
 from __future__ import annotations
@@ -449,7 +449,7 @@ class ZooKeeperClient:
             else:
                 future.set_exception(_translate(self.hosts, what, path, error))
 
-        # rawlink, not link: the callback only schedules on the loop, so it may run in kazoo's thread
+        # the callback only schedules on the loop, so it may run in kazoo's thread
         result.rawlink(lambda _: self._post(finish))
         self._pending.add(future)
         try:

@@ -60,7 +60,7 @@ class AssignmentReader:
             if not data:  # a leader of an older version wrote the document, or too much has changed
                 return None
             try:
-                changes = Changes.decode(paths.base, data)
+                changes = Changes.decode(paths.base, data, last.writes)
                 # the versions show whether the changes were written together with this document
                 if changes.writes != counted.version or changes.version < stat.version:
                     return None

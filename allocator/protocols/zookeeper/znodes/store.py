@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from allocator.assignors import LoadReport
-from allocator.documents import SMALL_PARTITIONS, Counts, InflateBudget, InvalidZnode, quick
+from allocator.documents import SMALL_PARTITIONS, Counts, InflateBudget, InvalidZnode, RangesOfMembers, quick
 from allocator.protocols.zookeeper.client.client import (
     ConnectionLost,
     NotAuthorized,
@@ -69,6 +69,7 @@ class Store:
         self.paths = paths
         self.copies: set[str] = set()
         """Paths of the copied znodes that `is_copy` has found. No member ever uses the name of one."""
+        self._ranges = RangesOfMembers()  # of the documents that this process has written
         self._lost = 0  # losses of the connection since the assignment was last written
         self._swept = False  # whether this process has deleted all old shards, and has created none since
 
@@ -256,7 +257,8 @@ class Store:
         `document.writes` is the number of this write (0: any). `changes` lead to this document; None makes each member
         read it whole. Raises BadVersion or ZnodeExists when another leader wrote first.
         """
-        data = await computed(document.encode, sum(map(len, document.owners.values())) >= SMALL_PARTITIONS)
+        large = sum(map(len, document.owners.values())) >= SMALL_PARTITIONS
+        data = await computed(partial(document.encode, self._ranges), large)
         head, shards = split(data, document.leader, document.revision)
         kind = "create" if version < 0 else "set"
         # claims check both versions, because the version of the assignment starts again if its znode is deleted

@@ -65,9 +65,9 @@ class BatchBuilder:
         key: bytes | None,
         value: bytes | None,
         headers: Sequence[tuple[str, bytes | None]],
-        timestamp: int,
+        timestamp: int | None,
     ) -> int:
-        """Adds a record. Returns `size`.
+        """Adds a record. Returns `size`. `timestamp` None: now.
 
         Raises TypeError or AttributeError for anything but bytes, ConfigError for headers in formats before v2, and
         then adds nothing.

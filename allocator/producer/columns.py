@@ -1,8 +1,9 @@
-"""Encodes the rows of Arrow columns with the compiled encoder (`_encode.h`), without an object for each record."""
+"""Many records at once: lists of bytes, or Arrow columns, which the compiled encoder (`_encode.h`) takes without an
+object for each record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from allocator.core.fetch import accelerated
@@ -16,6 +17,26 @@ __all__ = ["ColumnsToSend", "accelerated", "by_partition"]
 
 # addresses of validity bits, ends and bytes; the first row; whether ends have 64 bits. None: every row is null
 Buffers = Optional[tuple[int, int, int, int, bool]]
+
+
+class RowsToSend(NamedTuple):
+    """Records as lists, all with the same headers, the output of `encode_headers`. `keys` None: no record has a key."""
+
+    keys: Optional[list[Optional[bytes]]]
+    values: list[Optional[bytes]]
+    headers: Optional[bytes] = None
+
+    def take(self, numbers: Iterable[int]) -> RowsToSend:
+        values, keys = self.values, self.keys
+        return RowsToSend(
+            None if keys is None else [keys[number] for number in numbers],
+            [values[number] for number in numbers],
+            self.headers,
+        )
+
+    def append_to(self, batch: BatchBuilder, first: int, end: int, timestamp: int, target: int) -> int:
+        """As that of `ColumnsToSend`."""
+        return batch.rows.append_rows(self.keys, self.values, self.headers, first, end, timestamp, target)
 
 
 class ColumnsToSend(NamedTuple):

@@ -55,11 +55,6 @@ class BatchBuilder:
         encoded = self.encode()
         return isinstance(encoded, Encoded) and encoded.needs_v2
 
-    @property
-    def uncompressed(self) -> int:
-        """Bytes of the records."""
-        return self.rows.size
-
     def append(
         self,
         key: bytes | None,

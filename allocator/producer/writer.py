@@ -483,7 +483,7 @@ class RecordWriter:
             self._fail(partition, queue, error)
             return
         if error.code in TOO_LARGE and batch.records > 1:
-            self._limits[partition.topic] = min(batch.limit, batch.uncompressed // 2)
+            self._limits[partition.topic] = min(batch.limit, batch.rows.size // 2)
         hopeless = old_format and self._compression == "zstd"  # no record of the batch can be stored
         parts = batch.halves() if batch.records > 1 and not first.maybe_written and not hopeless else ()
         if not parts:

@@ -193,7 +193,8 @@ class Producer:
         writer = self._writer
         if writer is None or self._loop is not asyncio.get_running_loop():
             writer = self._open_writer()
-        if self._serializes or value.__class__ is not bytes or key is not None or timestamp is not None or headers:
+        plain = value.__class__ is bytes and (key is None or key.__class__ is bytes) and timestamp is None
+        if not plain or headers or self._serializes:
             key, value, headers = self._intake.take(topic, value, key, timestamp, headers)
         if partition is None:
             partition = writer.choose(topic, key)

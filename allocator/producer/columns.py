@@ -4,6 +4,7 @@ object for each record."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from allocator.core.fetch import accelerated
@@ -25,6 +26,32 @@ class RowsToSend(NamedTuple):
     keys: Optional[list[Optional[bytes]]]
     values: list[Optional[bytes]]
     headers: Optional[bytes] = None
+
+    def by_partition(
+        self,
+        partition: int | None,
+        choose: Callable[[Optional[bytes]], Optional[int]],
+        runs: Callable[[int], Iterable[tuple[int, Sequence[int]]]] | None,
+    ) -> Iterator[tuple[int, RowsToSend, Sequence[int]]]:
+        """Yields each partition with its rows, in their order, and their numbers.
+
+        `partition`: that of all rows. None: `choose` returns it for each key, or, if no row has one, `runs` returns
+        those of so many rows. `runs` None: `choose` is called for these too.
+        """
+        many = len(self.values)
+        if partition is not None:
+            placed: Iterable[tuple[int, Sequence[int]]] = [(partition, range(many))]
+        elif self.keys is None and runs is not None:
+            placed = runs(many)
+        else:
+            chosen: dict[int, list[int]] = {}
+            for number, key in enumerate(self.keys or repeat(None, many)):
+                at = choose(key)
+                assert at is not None  # the topic is known
+                chosen.setdefault(at, []).append(number)
+            placed = chosen.items()
+        for at, numbers in placed:
+            yield at, self if len(numbers) == many else self.take(numbers), numbers
 
     def take(self, numbers: Iterable[int]) -> RowsToSend:
         values, keys = self.values, self.keys

@@ -278,7 +278,7 @@ class Producer:
         self._sent += len(rows)
         pause = self._sent // TURN > before // TURN
         to_send = RowsToSend(own, rows, encode_headers(headers) if headers else None)
-        await writer.append_rows(topic, to_send, partition, timestamp, futures, pause=pause)
+        await writer.append_columns(topic, to_send, partition, timestamp, futures, pause=pause)
         return futures
 
     async def flush(self) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import compress, count, repeat
 from typing import Any, Final, Optional, TypeVar
@@ -233,77 +233,43 @@ class RecordWriter:
     async def append_columns(
         self,
         topic: str,
-        columns: ColumnsToSend,
+        columns: ColumnsToSend | RowsToSend,
         chosen: Any = None,
         timestamp: int | None = None,
         futures: Sequence[asyncio.Future[RecordMetadata]] = (),
+        *,
+        pause: bool = False,
     ) -> None:
-        """Adds rows of Arrow columns. Raises the same errors as `append`.
+        """Adds rows of Arrow columns or lists. Raises the same errors as `append`.
 
-        Check `takes_columns` first. `chosen`: Arrow array with the partition of each row; null: the key chooses it.
-        `futures`: those of the rows; without any, only `flush` tells the outcome.
+        Check `takes_columns` first for Arrow columns. `chosen`: an Arrow array with the partition of each row, or one
+        partition for lists; null: the key chooses it. `futures`: those of the rows; without any, only `flush` tells the
+        outcome. `pause`: first lets other tasks run, as after each `TURN` rows.
         """
         partitions = self._known.get(topic) or await self.find(topic)
-        now = wall_ms() if timestamp is None else timestamp
-        for partition, rows, numbers in by_partition(columns, chosen, partitions, self._partitioner):
-            await self._append_part(TopicPartition(topic, partition), rows, numbers, now, futures, pause=False)
-
-    async def append_rows(
-        self,
-        topic: str,
-        rows: RowsToSend,
-        partition: int | None,
-        timestamp: int | None,
-        futures: Sequence[asyncio.Future[RecordMetadata]],
-        *,
-        pause: bool,
-    ) -> None:
-        """Adds the records of lists, with their futures. The other arguments and the errors are those of `append`."""
-        partitions = self._known.get(topic) or await self.find(topic)
+        parts: Iterator[tuple[int, ColumnsToSend | RowsToSend, Sequence[int]]]
+        if isinstance(columns, RowsToSend):
+            runs = None if self._choose is not None else partial(self._partitioner.runs, partitions=partitions)
+            parts = columns.by_partition(chosen, partial(self.choose, topic), runs)
+        else:
+            timestamp = wall_ms() if timestamp is None else timestamp
+            parts = by_partition(columns, chosen, partitions, self._partitioner)
         unpaused = TURN if pause else 0
-        for number, numbers in self._placed(topic, rows, partition, partitions):
-            part = rows if len(numbers) == len(rows.values) else rows.take(numbers)
-            at, pause = TopicPartition(topic, number), unpaused >= TURN
-            await self._append_part(at, part, numbers, timestamp, futures, pause=pause)
-            unpaused = len(numbers) + (0 if pause else unpaused)
-
-    def _placed(
-        self, topic: str, rows: RowsToSend, partition: int | None, partitions: Partitions
-    ) -> Iterable[tuple[int, Sequence[int]]]:
-        """Returns each partition with the numbers of its records, in ascending order."""
-        if partition is not None:
-            return [(partition, range(len(rows.values)))]
-        if rows.keys is None and self._choose is None:
-            return self._partitioner.runs(len(rows.values), partitions)
-        placed: dict[int, list[int]] = {}
-        for number, key in enumerate(rows.keys or repeat(None, len(rows.values))):
-            chosen = self.choose(topic, key)
-            assert chosen is not None
-            placed.setdefault(chosen, []).append(number)
-        return placed.items()
-
-    async def _append_part(
-        self,
-        at: TopicPartition,
-        rows: ColumnsToSend | RowsToSend,
-        numbers: Sequence[int],
-        timestamp: int | None,
-        futures: Sequence[asyncio.Future[RecordMetadata]],
-        *,
-        pause: bool,
-    ) -> None:
-        """Adds the rows of one partition. `numbers`: those of their futures."""
-        done, end = 0, len(numbers)
-        while done < end:
-            await self._prepare(at, pause=pause or done > 0)  # encoding takes a while
-            item = self._open.get(at)
-            batch = self._new_batch(at) if item is None else item.batch
-            now = wall_ms() if timestamp is None else timestamp
-            added = rows.append_to(batch, done, end, now, batch.limit) - done
-            own = map(futures.__getitem__, numbers[done : done + added]) if futures else repeat(None, added)
-            batch.futures.extend(own)
-            done += added
-            self._grown(at, batch, item)
+        for partition, rows, numbers in parts:
+            at = TopicPartition(topic, partition)
+            done, end = 0, len(rows.values)
+            while done < end:
+                pause = done > 0 or unpaused >= TURN  # encoding takes a while
+                await self._prepare(at, pause=pause)
+                item = self._open.get(at)
+                batch = self._new_batch(at) if item is None else item.batch
+                now = wall_ms() if timestamp is None else timestamp
+                added = rows.append_to(batch, done, end, now, batch.limit) - done
+                own = map(futures.__getitem__, numbers[done : done + added]) if futures else repeat(None, added)
+                batch.futures.extend(own)
+                done += added
+                unpaused = added if pause else unpaused + added
+                self._grown(at, batch, item)
 
     async def flush(self) -> None:
         """Returns when the present records are acknowledged. Raises the first DeliveryFailed since the last call."""

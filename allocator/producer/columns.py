@@ -122,6 +122,11 @@ def by_partition(
 
     `chosen` has the partition of each row. If it is null, the partitioner chooses by the key.
     """
+    if chosen is None and columns.keys is None:
+        for partition, run in partitioner.runs(len(columns.values), partitions):
+            rows = slice(run.start, run.stop)
+            yield partition, columns.each(lambda column, rows=rows: column[rows]), run  # type: ignore[misc]
+        return
     import pyarrow as pa
     import pyarrow.compute as pc
 

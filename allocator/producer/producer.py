@@ -263,9 +263,7 @@ class Producer:
             encoded = pa.repeat(pa.scalar(encode_headers(headers), pa.binary()), size) if headers else None
             chosen = None if partition is None else pa.repeat(pa.scalar(partition, pa.int32()), size)
             columns = ColumnsToSend.of(keys, values, encoded)
-            futures = self._futures(size)
-            await writer.append_columns(topic, columns, chosen, timestamp, futures)
-            return futures
+            return await self._append_columns(writer, topic, columns, size, chosen, timestamp)
         rows = _rows(values, as_bytes=self._intake.value_serializer is None)
         own = None if keys is None else _rows(keys, as_bytes=self._intake.key_serializer is None)
         if own is not None:
@@ -273,13 +271,8 @@ class Producer:
         if not rows:
             return []
         rows, own, headers = self._intake.take_many(topic, rows, own, timestamp, headers)
-        futures = self._futures(len(rows))
-        before = self._sent
-        self._sent += len(rows)
-        pause = self._sent // TURN > before // TURN
         to_send = RowsToSend(own, rows, encode_headers(headers) if headers else None)
-        await writer.append_columns(topic, to_send, partition, timestamp, futures, pause=pause)
-        return futures
+        return await self._append_columns(writer, topic, to_send, len(rows), partition, timestamp)
 
     async def flush(self) -> None:
         """Returns when the records that were sent before are acknowledged or have failed.
@@ -353,8 +346,21 @@ class Producer:
         """Returns what `_partitions` returns without waiting; None if it has to wait."""
         return self._open_writer().partitions_now(topic)
 
-    def _futures(self, records: int) -> list[asyncio.Future[RecordMetadata]]:
-        return [asyncio.Future(loop=self._loop) for _ in range(records)]
+    async def _append_columns(
+        self,
+        writer: RecordWriter,
+        topic: str,
+        columns: ColumnsToSend | RowsToSend,
+        size: int,
+        chosen: Any,
+        timestamp: int | None,
+    ) -> list[asyncio.Future[RecordMetadata]]:
+        futures: list[asyncio.Future[RecordMetadata]] = [asyncio.Future(loop=self._loop) for _ in range(size)]
+        before = self._sent
+        self._sent += size
+        pause = self._sent // TURN > before // TURN
+        await writer.append_columns(topic, columns, chosen, timestamp, futures, pause=pause)
+        return futures
 
     async def _append(self, taken: TakenRecord) -> asyncio.Future[RecordMetadata]:
         """Sends a record as `send` does."""

@@ -157,16 +157,23 @@ def test_what_is_not_bytes_adds_nothing(kind: type[PlainRows], wrong: Any) -> No
 
 
 @compiled
-@given(rows, st.lists(st.booleans(), min_size=1, max_size=7).filter(any), st.booleans(), st.integers(0, 3 * RUN))
+@given(
+    rows,
+    st.lists(st.booleans(), min_size=1, max_size=7).filter(any),
+    st.booleans(),
+    st.integers(0, 3 * RUN),
+    st.booleans(),
+)
 def test_columns_are_split_like_single_records(
-    pairs: list[tuple[Any, Any]], have_leaders: list[bool], chosen: bool, before: int
+    pairs: list[tuple[Any, Any]], have_leaders: list[bool], chosen: bool, before: int, keyless: bool
 ) -> None:
     pa = pytest.importorskip("pyarrow")
     every = tuple(range(len(have_leaders)))
     partitions = Partitions(every, tuple(n for n in every if have_leaders[n]))
-    columns = ColumnsToSend(
-        pa.array([key for key, _ in pairs], pa.binary()), pa.array([v for _, v in pairs], pa.binary())
-    )
+    if keyless:
+        pairs = [(None, value) for _, value in pairs]
+    keys = None if keyless else pa.array([key for key, _ in pairs], pa.binary())
+    columns = ColumnsToSend(keys, pa.array([v for _, v in pairs], pa.binary()))
     wanted = [n % len(every) if chosen and n % 2 else None for n in range(len(pairs))]
     single, together = Partitioner(), Partitioner()
     together.keyless = single.keyless = before
@@ -175,10 +182,10 @@ def test_columns_are_split_like_single_records(
         own = single.choose(key, partitions)
         expected.setdefault(own if number is None else number, []).append((key, value, (key, value)))
     given_ = pa.array(wanted, pa.int32()) if chosen else None
-    found = {
-        partition: [
-            (*row, pairs[number]) for *row, number in zip(part.keys.to_pylist(), part.values.to_pylist(), numbers)
-        ]
-        for partition, part, numbers in by_partition(columns, given_, partitions, together)
-    }
+    found: dict[int, list[Any]] = {}
+    for partition, part, numbers in by_partition(columns, given_, partitions, together):
+        own_keys = [None] * len(part.values) if part.keys is None else part.keys.to_pylist()
+        rows_ = zip(own_keys, part.values.to_pylist(), numbers)
+        found.setdefault(partition, []).extend((key, value, pairs[number]) for key, value, number in rows_)
     assert found == expected
+    assert together.keyless == single.keyless

@@ -197,9 +197,13 @@ async def test_lists_are_taken_like_single_records(kafka_cluster: LocalCluster, 
 
 
 @pytest.mark.parametrize("size", [100, 5000])
+@pytest.mark.parametrize("arrow", [False, True])
 async def test_other_tasks_run_in_a_loop_of_send_many(
-    kafka_cluster: LocalCluster, topic_factory: TopicFactory, size: int
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, size: int, arrow: bool
 ) -> None:
+    values: Any = [b"v"] * size
+    if arrow:
+        values = pytest.importorskip("pyarrow").array(values)
     topic = await asyncio.to_thread(topic_factory, 1)
     runs = 0
 
@@ -213,7 +217,7 @@ async def test_other_tasks_run_in_a_loop_of_send_many(
         await producer.send_and_wait(topic, b"first")
         running = asyncio.ensure_future(other())
         for _ in range(20_000 // size):
-            await producer.send_many(topic, [b"v"] * size)
+            await producer.send_many(topic, values)
         assert runs >= 15
         running.cancel()
 

@@ -22,6 +22,15 @@ from allocator.core.errors import CorruptRecordError, DecompressedTooLarge
 cdef extern from "Python.h":
     object PyMemoryView_FromMemory(char *mem, Py_ssize_t size, int flags)
 
+cdef extern from "<time.h>" nogil:
+    enum: TIME_UTC
+
+    struct timespec:
+        int64_t tv_sec
+        long tv_nsec
+
+    int timespec_get(timespec *now, int base)
+
 cdef extern from "_records.h" nogil:
     enum: CONTROL, TRANSACTIONAL, LOG_OVERHEAD, V2_HEADER, V2_MIN_RECORD
     int crc_hardware
@@ -757,11 +766,13 @@ cdef class Rows:
     """
 
     cdef uint8_t *data
-    cdef int64_t room
+    cdef int64_t *all_times
+    cdef int64_t room, times_room
     cdef readonly int64_t size, count, base_time, max_time
 
     def __dealloc__(self):
         free(self.data)
+        free(self.all_times)
 
     cdef uint8_t *_room_for(self, int64_t more) except NULL:
         """Returns where to write so many bytes."""
@@ -774,14 +785,39 @@ cdef class Rows:
             self.data = data
         return self.data + self.size
 
-    cdef void _note_time(self, int64_t timestamp) noexcept:
+    cdef int _add(self, int64_t count, int64_t size, int64_t timestamp) except -1:
+        """Adds so many records of one time, which are written."""
+        cdef int64_t row
+        cdef int64_t *times
+        if self.count + count > self.times_room:
+            self.times_room = max(2 * self.times_room, self.count + count, 64)
+            times = <int64_t *>realloc(self.all_times, <size_t>self.times_room * sizeof(int64_t))
+            if times is NULL:
+                self.times_room = self.count
+                raise MemoryError
+            self.all_times = times
+        for row in range(self.count, self.count + count):
+            self.all_times[row] = timestamp
         if not self.count:
             self.base_time = self.max_time = timestamp
         elif timestamp > self.max_time:
             self.max_time = timestamp
+        self.count += count
+        self.size += size
+        return 0
 
-    def append(self, bytes key, bytes value, bytes headers, int64_t timestamp):
-        cdef int64_t delta = timestamp - self.base_time if self.count else 0
+    def times(self):
+        return [self.all_times[row] for row in range(self.count)]
+
+    def append(self, bytes key, bytes value, bytes headers, object timestamp):
+        cdef timespec now
+        cdef int64_t time
+        if timestamp is None:
+            timespec_get(&now, TIME_UTC)
+            time = now.tv_sec * 1000 + now.tv_nsec // 1_000_000
+        else:
+            time = timestamp
+        cdef int64_t delta = time - self.base_time if self.count else 0
         cdef row_t row
         row.key_size = row.value_size = row.headers_size = -1
         if key is not None:
@@ -792,10 +828,40 @@ cdef class Rows:
             row.headers, row.headers_size = _start_of(headers), len(headers)
         cdef int64_t length = row_size(&row, delta, self.count)
         cdef uint8_t *p = self._room_for(length + 10)
-        self.size += put_row(&row, length, delta, self.count, p) - p
-        self._note_time(timestamp)
-        self.count += 1
+        self._add(1, put_row(&row, length, delta, self.count, p) - p, time)
         return self.size
+
+    def append_rows(
+        self, list keys, list values not None, bytes headers, int64_t first, int64_t end, int64_t timestamp,
+        int64_t target
+    ):
+        cdef int64_t delta = timestamp - self.base_time if self.count else 0
+        cdef int64_t size = 0, count = 0, at = first, length
+        cdef bytes key, value
+        cdef uint8_t *p
+        cdef row_t row
+        if first < 0 or end > len(values) or (keys is not None and end > len(keys)):
+            raise IndexError(f"rows {first} to {end} of {len(values)}")
+        row.key_size = row.headers_size = -1
+        if headers is not None:
+            row.headers, row.headers_size = _start_of(headers), len(headers)
+        while at < end and self.size + size < target:
+            value = values[at]
+            row.value_size = -1
+            if value is not None:
+                row.value, row.value_size = _start_of(value), len(value)
+            if keys is not None:
+                key = keys[at]
+                row.key_size = -1
+                if key is not None:
+                    row.key, row.key_size = _start_of(key), len(key)
+            length = row_size(&row, delta, self.count + count)
+            p = self._room_for(size + length + 10) + size
+            size += put_row(&row, length, delta, self.count + count, p) - p
+            count += 1
+            at += 1
+        self._add(count, size, timestamp)  # now, so that a wrong type adds nothing
+        return at
 
     def append_columns(
         self, object keys, object values, object headers, int64_t first, int64_t end, int64_t timestamp, int64_t target
@@ -810,8 +876,7 @@ cdef class Rows:
         _set_column(keys, &key_column)
         _set_column(values, &value_column)
         _set_column(headers, &header_column)
-        self._note_time(timestamp)
-        delta, target = timestamp - self.base_time, target - self.size
+        delta, target = timestamp - self.base_time if self.count else 0, target - self.size
         with nogil:
             after = put_arrow_rows(
                 &key_column, &value_column, &header_column, first, end, delta, self.count, target, NULL, &size
@@ -821,8 +886,7 @@ cdef class Rows:
             put_arrow_rows(
                 &key_column, &value_column, &header_column, first, after, delta, self.count, INT64_MAX, p, &size
             )
-        self.size += size
-        self.count += after - first
+        self._add(after - first, size, timestamp)
         return after
 
     def take(self):
@@ -830,6 +894,11 @@ cdef class Rows:
         free(self.data)
         self.data, self.room = NULL, 0
         return made
+
+
+def hash_key(bytes key not None):
+    """Returns the same as `producer.partitioner.murmur2`."""
+    return murmur2(_start_of(key), len(key))
 
 
 def hash_rows(object keys, int64_t rows, int32_t partitions, int64_t keyless, int64_t run):

@@ -55,19 +55,14 @@ class BatchBuilder:
         encoded = self.encode()
         return isinstance(encoded, Encoded) and encoded.needs_v2
 
-    @property
-    def uncompressed(self) -> int:
-        """Bytes of the records."""
-        return self.rows.size
-
     def append(
         self,
         key: bytes | None,
         value: bytes | None,
         headers: Sequence[tuple[str, bytes | None]],
-        timestamp: int,
+        timestamp: int | None,
     ) -> int:
-        """Adds a record. Returns `size`.
+        """Adds a record. Returns `size`. `timestamp` None: now.
 
         Raises TypeError or AttributeError for anything but bytes, ConfigError for headers in formats before v2, and
         then adds nothing.

@@ -1,8 +1,10 @@
-"""Encodes the rows of Arrow columns with the compiled encoder (`_encode.h`), without an object for each record."""
+"""Many records at once: lists of bytes, or Arrow columns, which the compiled encoder (`_encode.h`) takes without an
+object for each record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from allocator.core.fetch import accelerated
@@ -16,6 +18,52 @@ __all__ = ["ColumnsToSend", "accelerated", "by_partition"]
 
 # addresses of validity bits, ends and bytes; the first row; whether ends have 64 bits. None: every row is null
 Buffers = Optional[tuple[int, int, int, int, bool]]
+
+
+class RowsToSend(NamedTuple):
+    """Records as lists, all with the same headers, the output of `encode_headers`. `keys` None: no record has a key."""
+
+    keys: Optional[list[Optional[bytes]]]
+    values: list[Optional[bytes]]
+    headers: Optional[bytes] = None
+
+    def by_partition(
+        self,
+        partition: int | None,
+        choose: Callable[[Optional[bytes]], Optional[int]],
+        runs: Callable[[int], Iterable[tuple[int, Sequence[int]]]] | None,
+    ) -> Iterator[tuple[int, RowsToSend, Sequence[int]]]:
+        """Yields each partition with its rows, in their order, and their numbers.
+
+        `partition`: that of all rows. None: `choose` returns it for each key, or, if no row has one, `runs` returns
+        those of so many rows. `runs` None: `choose` is called for these too.
+        """
+        many = len(self.values)
+        if partition is not None:
+            placed: Iterable[tuple[int, Sequence[int]]] = [(partition, range(many))]
+        elif self.keys is None and runs is not None:
+            placed = runs(many)
+        else:
+            chosen: dict[int, list[int]] = {}
+            for number, key in enumerate(self.keys or repeat(None, many)):
+                at = choose(key)
+                assert at is not None  # the topic is known
+                chosen.setdefault(at, []).append(number)
+            placed = chosen.items()
+        for at, numbers in placed:
+            yield at, self if len(numbers) == many else self.take(numbers), numbers
+
+    def take(self, numbers: Iterable[int]) -> RowsToSend:
+        values, keys = self.values, self.keys
+        return RowsToSend(
+            None if keys is None else [keys[number] for number in numbers],
+            [values[number] for number in numbers],
+            self.headers,
+        )
+
+    def append_to(self, batch: BatchBuilder, first: int, end: int, timestamp: int, target: int) -> int:
+        """As that of `ColumnsToSend`."""
+        return batch.rows.append_rows(self.keys, self.values, self.headers, first, end, timestamp, target)
 
 
 class ColumnsToSend(NamedTuple):
@@ -74,6 +122,11 @@ def by_partition(
 
     `chosen` has the partition of each row. If it is null, the partitioner chooses by the key.
     """
+    if chosen is None and columns.keys is None:
+        for partition, run in partitioner.runs(len(columns.values), partitions):
+            rows = slice(run.start, run.stop)
+            yield partition, columns.each(lambda column, rows=rows: column[rows]), run  # type: ignore[misc]
+        return
     import pyarrow as pa
     import pyarrow.compute as pc
 

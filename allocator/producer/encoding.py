@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import cramjam
 from crc32c import crc32c
 
+from allocator.core.aio import wall_ms
 from allocator.core.fetch import Batch, scan, signed_varint
 from allocator.errors import AllocatorError, CorruptRecordError
 from allocator.types import Record
@@ -294,21 +295,49 @@ class PlainRows:
         """Timestamp of the first record."""
         self.max_time = 0
         self._parts: list[bytes] = []
+        self._times: list[int] = []
 
-    def append(self, key: bytes | None, value: bytes | None, headers: bytes | None, timestamp: int) -> int:
-        """Adds a record with headers from `encode_headers`, or None. Returns the size.
+    def append(self, key: bytes | None, value: bytes | None, headers: bytes | None, timestamp: int | None) -> int:
+        """Adds a record with headers from `encode_headers`, or None. Returns the size. `timestamp` None: now.
 
         Raises TypeError or AttributeError for anything but bytes, and then adds nothing.
         """
+        if timestamp is None:
+            timestamp = wall_ms()
         part = self._encode(key, value, headers, timestamp)
         if not self.count:
             self.base_time = self.max_time = timestamp
         elif timestamp > self.max_time:
             self.max_time = timestamp
         self._parts.append(part)
+        self._times.append(timestamp)
         self.count += 1
         self.size += len(part)
         return self.size
+
+    def append_rows(
+        self,
+        keys: list[bytes | None] | None,
+        values: list[bytes | None],
+        headers: bytes | None,
+        first: int,
+        end: int,
+        timestamp: int,
+        target: int,
+    ) -> int:
+        """Adds records, from `first` up to, not including, `end`, until the size is `target`. Returns the next row.
+
+        `keys` None: no record has a key. All records have the same headers and timestamp.
+        """
+        for row in range(first, end):
+            if self.size >= target:
+                return row
+            self.append(None if keys is None else keys[row], values[row], headers, timestamp)
+        return end
+
+    def times(self) -> list[int]:
+        """Returns the timestamp of each record, also after `take`."""
+        return self._times
 
     def take(self) -> bytes:
         """Returns the bytes of all records, and frees their memory."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from itertools import chain, repeat
+from typing import Any, Final, NamedTuple, Optional
 
 from allocator.core.aio import wall_ms
 from allocator.core.settings import check_topic
@@ -13,6 +14,7 @@ from allocator.producer.transaction import NewRecord
 from allocator.types import Serializer
 
 LAST_TIMESTAMP = (1 << 63) - 1
+_AS_IT_IS: Final = frozenset((bytes, type(None)))
 
 Headers = Sequence[tuple[str, Optional[bytes]]]
 
@@ -52,6 +54,18 @@ class Intake(NamedTuple):
         if timestamp is not None:
             check_timestamp(topic, timestamp)
         return key, value, own_headers(topic, headers) if headers else ()
+
+    def take_many(
+        self, topic: str, values: list[Any], keys: list[Any] | None, timestamp: int | None, headers: Headers
+    ) -> tuple[list[bytes | None], list[bytes | None] | None, Headers]:
+        """Like `take`, for records that have the same timestamp and headers."""
+        if self.serializes or not _AS_IT_IS.issuperset(map(type, chain(values, keys or ()))):
+            taken = [self.take(topic, *record, None, ()) for record in zip(values, keys or repeat(None))]
+            values = [value for _, value, _ in taken]
+            keys = None if keys is None else [key for key, _, _ in taken]
+        if timestamp is not None:
+            check_timestamp(topic, timestamp)
+        return values, keys, own_headers(topic, headers) if headers else ()
 
     def record(
         self,

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import operator
 import random
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from allocator.core.fetch import accelerated
 from allocator.core.text import shown
 
 # Consecutive records without a key that go to one partition. Higher: larger batches; lower: more even partitions
@@ -47,10 +49,20 @@ class Partitioner:
         led = partitions.led
         return led[(self.keyless - 1) // RUN % len(led)]
 
+    def runs(self, records: int, partitions: Partitions) -> Iterator[tuple[int, range]]:
+        """Yields what `choose` returns for each of several records without a key: a partition, and their numbers."""
+        start = 0
+        while start < records:
+            stop = min(records, start + RUN - self.keyless % RUN)
+            partition = self.choose(None, partitions)
+            self.keyless += stop - start - 1
+            yield partition, range(start, stop)
+            start = stop
+
 
 def by_key(key: bytes, partitions: int) -> int:
     """Returns the partition that Java's producer chooses, whether or not it has a leader."""
-    return (murmur2(key) & 0x7FFFFFFF) % partitions
+    return (_hash(key) & 0x7FFFFFFF) % partitions
 
 
 def murmur2(data: bytes) -> int:
@@ -66,3 +78,11 @@ def murmur2(data: bytes) -> int:
         h = (h ^ int.from_bytes(data[whole:], "little")) * _M & _MASK
     h = (h ^ h >> 13) * _M & _MASK
     return h ^ h >> 15
+
+
+if TYPE_CHECKING or not accelerated:
+    _hash = murmur2
+else:
+    from allocator.core import _records
+
+    _hash = _records.hash_key

@@ -15,21 +15,17 @@ from allocator.core.consumer import ConsumerBase
 from allocator.core.settings import DEFAULT, check_topic, keyword_faults, names_arguments
 from allocator.core.text import shown
 from allocator.errors import Closed, ConfigError, DeliveryFailed, IllegalState
-from allocator.producer.columns import ColumnsToSend, check_lengths
+from allocator.producer.columns import ColumnsToSend, RowsToSend, check_lengths
 from allocator.producer.consumer_transaction import ConsumerTransactions, Transaction
 from allocator.producer.encoding import encode_headers
 from allocator.producer.intake import Intake, TakenRecord, check_timestamp, own_headers
 from allocator.producer.partitioner import Partitions, as_number
 from allocator.producer.requests import ALL
 from allocator.producer.settings import PRODUCING, PRODUCING_DEFAULT
-from allocator.producer.writer import RecordWriter
+from allocator.producer.writer import TURN, RecordWriter
 from allocator.types import Acks, Compression, RecordMetadata, Serializer, TopicPartition
 
 log = logging.getLogger(__name__)
-
-# Records after which a loop of `send` lets other tasks run, such as the one that sends the batches. Higher: less CPU;
-# lower: the event loop is blocked for a shorter time
-TURN = 1000
 
 
 @names_arguments
@@ -197,7 +193,8 @@ class Producer:
         writer = self._writer
         if writer is None or self._loop is not asyncio.get_running_loop():
             writer = self._open_writer()
-        if self._serializes or value.__class__ is not bytes or key is not None or timestamp is not None or headers:
+        plain = value.__class__ is bytes and (key is None or key.__class__ is bytes) and timestamp is None
+        if not plain or headers or self._serializes:
             key, value, headers = self._intake.take(topic, value, key, timestamp, headers)
         if partition is None:
             partition = writer.choose(topic, key)
@@ -265,16 +262,17 @@ class Producer:
             size = len(values)  # type: ignore[arg-type, unused-ignore]
             encoded = pa.repeat(pa.scalar(encode_headers(headers), pa.binary()), size) if headers else None
             chosen = None if partition is None else pa.repeat(pa.scalar(partition, pa.int32()), size)
-            loop = asyncio.get_running_loop()
-            futures: list[asyncio.Future[RecordMetadata]] = [asyncio.Future(loop=loop) for _ in range(size)]
-            await writer.append_columns(topic, ColumnsToSend.of(keys, values, encoded), chosen, timestamp, futures)
-            return futures
+            columns = ColumnsToSend.of(keys, values, encoded)
+            return await self._append_columns(writer, topic, columns, size, chosen, timestamp)
         rows = _rows(values, as_bytes=self._intake.value_serializer is None)
-        own: list[Any] = (
-            [None] * len(rows) if keys is None else _rows(keys, as_bytes=self._intake.key_serializer is None)
-        )
-        check_lengths(rows, own)
-        return [await self.send(topic, value, key, partition, timestamp, headers) for value, key in zip(rows, own)]
+        own = None if keys is None else _rows(keys, as_bytes=self._intake.key_serializer is None)
+        if own is not None:
+            check_lengths(rows, own)
+        if not rows:
+            return []
+        rows, own, headers = self._intake.take_many(topic, rows, own, timestamp, headers)
+        to_send = RowsToSend(own, rows, encode_headers(headers) if headers else None)
+        return await self._append_columns(writer, topic, to_send, len(rows), partition, timestamp)
 
     async def flush(self) -> None:
         """Returns when the records that were sent before are acknowledged or have failed.
@@ -347,6 +345,22 @@ class Producer:
     def _known_partitions(self, topic: str) -> Partitions | None:
         """Returns what `_partitions` returns without waiting; None if it has to wait."""
         return self._open_writer().partitions_now(topic)
+
+    async def _append_columns(
+        self,
+        writer: RecordWriter,
+        topic: str,
+        columns: ColumnsToSend | RowsToSend,
+        size: int,
+        chosen: Any,
+        timestamp: int | None,
+    ) -> list[asyncio.Future[RecordMetadata]]:
+        futures: list[asyncio.Future[RecordMetadata]] = [asyncio.Future(loop=self._loop) for _ in range(size)]
+        before = self._sent
+        self._sent += size
+        pause = self._sent // TURN > before // TURN
+        await writer.append_columns(topic, columns, chosen, timestamp, futures, pause=pause)
+        return futures
 
     async def _append(self, taken: TakenRecord) -> asyncio.Future[RecordMetadata]:
         """Sends a record as `send` does."""

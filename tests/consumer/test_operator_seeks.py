@@ -7,11 +7,12 @@ from collections.abc import Collection
 
 from allocator.commands.command import Command, CommandResult, Commands
 from allocator.commands.operator_commands import OperatorCommands
+from allocator.core.client.log_offsets import EARLIEST
 from allocator.core.consumer.group_member import GroupMember
 from allocator.core.subscription.progress import ReaderHolds
 from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 from tests.consumer.fake_source import Cluster, FakeSource
 
 
@@ -40,9 +41,9 @@ class Store:
 SEEK = Command.make("seek", {"partitions": {"t": "0"}, "to": "3"}, who="alice", now_ms=0, expires=None)
 
 
-async def owner() -> tuple[Core, Store, TopicPartition]:
+async def owner(kind: type[Core] = Core) -> tuple[Core, Store, TopicPartition]:
     """A member that owns the only partition."""
-    core = Core(Cluster())
+    core = kind(Cluster())
     (partition,) = core.cluster.partitions
     core.ownership.start(core.tasks)
     await core.assign([partition])
@@ -62,6 +63,35 @@ async def test_a_seek_is_carried_out_once_although_its_result_is_read_late() -> 
         await asyncio.sleep(0)
     assert core.positions == {partition: 8}
     assert len(store.results) == 1
+    await core.tasks.close()
+
+
+class Resetting(Core):
+    """The log has no longer the offset of the first seek, so the position is unknown before it can be committed."""
+
+    was_reset = False
+
+    def sought(self, partition: TopicPartition, offset: int) -> bool:
+        done = super().sought(partition, offset)
+        if not self.was_reset:
+            self.was_reset = True
+            self.state.assignment[partition].reset(EARLIEST)
+        return done
+
+
+async def test_a_seek_to_an_offset_that_is_deleted_meanwhile_is_committed_before_its_result_is_written() -> None:
+    """After a crash, the next owner would continue at the former offset, and not seek again."""
+    core, store, partition = await owner(Resetting)
+    core.cluster.committed[partition] = 8
+    commands = OperatorCommands(core)  # type: ignore[arg-type]
+    commands.take(Commands().put(SEEK, 0), store)  # type: ignore[arg-type]
+    await wait_until_async(lambda: core.was_reset, 30, "the seek")
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert store.results == []
+    core.state.assignment[partition].complete_reset(OffsetAndMetadata(5, "", -1), None)
+    await wait_until_async(lambda: store.results, 30, "the result")
+    assert core.cluster.committed == {partition: 5}
     await core.tasks.close()
 
 

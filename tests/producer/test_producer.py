@@ -165,6 +165,63 @@ async def test_many_values_have_their_futures_in_order(
     assert len(rows) == len(columns) * len(data) + 2 * len(data)
 
 
+async def test_lists_are_taken_like_single_records(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+    """Bytes of all kinds, some without a key, more than one batch holds; the partitioner sees each key once."""
+    topic = await asyncio.to_thread(topic_factory, 2)
+    seen: list[bytes | None] = []
+
+    def choose(key: bytes | None, partitions: Any) -> int:
+        seen.append(key)
+        return len(key or b"") % 2
+
+    sources: list[Any] = [[b"a", None, b"c"] * 50, [bytearray(b"a"), None, memoryview(b"c")] * 50, (b"a", None, b"c")]
+    keys = [b"k", None, b"kk"]
+    sent: list[asyncio.Future[RecordMetadata]] = []
+    async with Producer(brokers=kafka_cluster.bootstrap, batch_bytes=200, partitioner=choose) as producer:
+        for values in sources:
+            own = keys * (len(values) // 3)
+            sent += await producer.send_many(topic, values, own, timestamp=7, headers=[("h", b"x")])
+        with pytest.raises(TypeError, match="value"):
+            await producer.send_many(topic, [b"not sent", "text"])
+        assert await producer.send_many(topic, [], []) == []
+        places = await asyncio.gather(*sent)
+    assert seen == keys * (len(sent) // 3)
+    rows = await contents(kafka_cluster, topic)
+    stored = {(partition, row[0]): row[1:] for partition, of_one in rows.items() for row in of_one}
+    expected = [(7, key, value, [("h", b"x")]) for key, value in zip(keys, (b"a", None, b"c"))] * (len(sent) // 3)
+    assert [tuple(stored[at.partition, at.offset]) for at in places] == expected
+    assert len(stored) == len(sent)
+    for partition in (0, 1):
+        offsets = [at.offset for at in places if at.partition == partition]
+        assert offsets == list(range(len(offsets)))
+
+
+@pytest.mark.parametrize("size", [100, 5000])
+@pytest.mark.parametrize("arrow", [False, True])
+async def test_other_tasks_run_in_a_loop_of_send_many(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, size: int, arrow: bool
+) -> None:
+    values: Any = [b"v"] * size
+    if arrow:
+        values = pytest.importorskip("pyarrow").array(values)
+    topic = await asyncio.to_thread(topic_factory, 1)
+    runs = 0
+
+    async def other() -> None:
+        nonlocal runs
+        while True:
+            runs += 1
+            await asyncio.sleep(0)
+
+    async with Producer(brokers=kafka_cluster.bootstrap) as producer:
+        await producer.send_and_wait(topic, b"first")
+        running = asyncio.ensure_future(other())
+        for _ in range(20_000 // size):
+            await producer.send_many(topic, values)
+        assert runs >= 15
+        running.cancel()
+
+
 @pytest.mark.parametrize("many", [False, True])
 async def test_close_drops_no_record_that_send_has_accepted(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, many: bool

@@ -13,6 +13,7 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 from allocator.core.aio import within
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, DeliveryFailed, TopicNotFound
+from allocator.producer.columns import ColumnsToSend
 from allocator.producer.encoding import CODECS
 from allocator.producer.topics import create_topic
 from allocator.producer.writer import RecordWriter
@@ -122,6 +123,24 @@ async def test_records_are_stored_after_retention_deleted_the_producers_state(
             await delivered
         await (await writer.append(topic, None, b"9"))
     assert await values(cluster, topic) == [b"%d" % n for n in range(3, 10)]
+
+
+async def test_columns_without_futures_share_a_batch_with_records_that_have_one(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    topic = await asyncio.to_thread(topic_factory, 1)
+    async with KafkaClient(kafka_cluster.bootstrap) as client, RecordWriter(client, linger_s=0.5) as writer:
+        if not writer.takes_columns:
+            pytest.skip("columns need the compiled encoder")
+        first = await writer.append(topic, None, b"0", timestamp=5)
+        await writer.append_columns(topic, ColumnsToSend(None, pa.array([b"1", b"2"])))
+        (await writer.append(topic, None, b"3")).cancel()
+        last = await writer.append(topic, None, b"4", timestamp=6)
+        await writer.flush()
+        assert first.result() == (topic, 0, 0, 5)
+        assert last.result() == (topic, 0, 4, 6)
+    assert await values(kafka_cluster, topic) == [b"%d" % n for n in range(5)]
 
 
 class Refusing(KafkaClient):

@@ -27,7 +27,7 @@ from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, check_sink
 from allocator.core.consumer.topic_choice import TopicChoice
-from allocator.core.errors import AllocatorError, Closed, ConfigError, IllegalState, NotOwned, SinkBehind
+from allocator.core.errors import AllocatorError, Closed, CommitFailed, ConfigError, IllegalState, NotOwned, SinkBehind
 from allocator.core.fetch.doubts import Doubts
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.storage import StoredOffsets
@@ -367,6 +367,10 @@ class GroupMember:
         the sink has the offset. Raises AllocatorError."""
         if self.sink is None:
             await self.commits.commit_done({partition}, or_raise=True)
+            tenure = self.state.assignment.get(partition)
+            if tenure is not None and tenure.is_sought:  # such as at a deleted offset, from which a reset goes on
+                name = partition_names([partition])
+                raise CommitFailed(f"group {self.group!r}: not committed: {name} (its position is not known yet)")
 
     def holds_changed(self) -> None:
         """Called when the processor takes no more records of a partition, or takes some again."""

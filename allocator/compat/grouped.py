@@ -224,7 +224,7 @@ class GroupedConsumer(BaseConsumer):
         topic of that value. If the partitions stay here and autocommit is off, the values in hand come again once the
         lease is renewed.
         """
-        may_act = self._reads is not None and self._member.may_act()
+        may_act = self._reads is not None and self._member.may_act() and not self._member.state.reader.refused
         if not may_act:
             self._member.state.reader.refuse_all()
         return may_act

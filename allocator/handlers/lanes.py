@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from allocator.core.aio import BackgroundTasks
 from allocator.core.consumer import RecordCommands
+from allocator.core.errors import Fenced
+from allocator.core.fetch.batch import Batch
 from allocator.core.subscription import Call, Hold
 from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, check_done
@@ -278,11 +280,11 @@ class Lanes:
             unit = units[0]
             try:
                 records: Sequence[TakenRecord] = ()
-                entered.unit = unit.argument
+                _begin(worker, entered, unit)
                 if guard is not None:
                     guard(unit.argument)
                 result = await call(unit.argument)
-                if worker.refused and worker.take_refusals(unit.argument):
+                if worker.refused and _is_refused(worker, unit, result is None):
                     break  # it did not act, so it is called again once it may
                 if result is not None:
                     check_done(result, self._handler.name)
@@ -298,7 +300,7 @@ class Lanes:
             except BaseException as error:  # the user's; the policy decides what follows
                 if isinstance(error, KeyboardInterrupt) and not self._handler.catches_interrupts:
                     raise  # Ctrl-C interrupts any code that the loop runs; the handler did not fail
-                return None if worker.refused and worker.take_refusals(unit.argument) else error
+                return None if worker.refused and _is_refused(worker, unit, isinstance(error, Fenced)) else error
             _returned(unit, records, kept=kept)
             units.popleft()
             finished.append(unit)
@@ -387,11 +389,11 @@ class Lanes:
                     break
                 try:
                     records: Sequence[TakenRecord] = ()
-                    entered.unit = unit.argument
+                    _begin(worker, entered, unit)
                     if guard is not None:
                         guard(unit.argument)
                     result = call(unit.argument)
-                    if worker.refused and worker.take_refusals(unit.argument):
+                    if worker.refused and _is_refused(worker, unit, result is None):
                         break  # it did not act, so it is called again once it may
                     if result is not None:
                         returned = produced(result, self._handler.name)
@@ -403,7 +405,7 @@ class Lanes:
                     break
                 # catches every class: if an error ended this turn, its lanes would be stuck
                 except BaseException as raised:  # noqa: BLE001 - the user's; the policy decides what follows
-                    error = None if worker.refused and worker.take_refusals(unit.argument) else raised
+                    error = None if worker.refused and _is_refused(worker, unit, isinstance(raised, Fenced)) else raised
                     break
                 finally:
                     now = time.monotonic()
@@ -411,6 +413,21 @@ class Lanes:
                 count += 1
             results.append((count, error, now - begun))
         return results
+
+
+def _begin(worker: LaneOwner, entered: Call, unit: Unit) -> None:
+    if worker.refused:
+        worker.begin_again(unit.argument)
+    entered.unit = unit.argument
+
+
+def _is_refused(worker: LaneOwner, unit: Unit, acted: bool) -> bool:
+    """Returns whether the unit is to be called again because its user may not have acted on it. `acted`: the user did
+    act on the records of a batch before the refused one, so these do not come again."""
+    refused = worker.refused_of(unit.argument)
+    if refused and acted and isinstance(unit.argument, Batch):
+        unit.argument = unit.argument.from_offset(min(refused))
+    return bool(refused)
 
 
 def _returned(unit: Unit, records: Sequence[TakenRecord], *, kept: bool) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from allocator import Consumer, Record, TopicPartition
-from allocator.errors import Fenced
+from allocator import Batch, Consumer, Record, TopicPartition
+from allocator.errors import Fenced, NotOwned
+from allocator.handlers.handlers import Handler
+from allocator.handlers.handling import Handling
+from allocator.handlers.processor import Processor
 from allocator.sinks import SqliteSink
 from allocator.testing import FaultProxy, LocalCluster, wait_until, wait_until_async
 from tests.consumer.fake_kafka import GroupCluster, HandMembership, consumer_by_hand
@@ -180,72 +184,87 @@ async def owner_of(*partitions: TopicPartition) -> AsyncIterator[tuple[Consumer,
 
 @pytest.mark.parametrize("later", ["by record", "in hand", "until"])
 @pytest.mark.parametrize("first", ["by record", "in hand"])
-async def test_a_handler_that_goes_on_once_it_may_acts_on_each_record_once(first: str, later: str) -> None:
+async def test_a_refusal_of_a_handlers_record_is_final_until_the_next_call(first: str, later: str) -> None:
     """In whatever form it has asked before and asks again."""
     async with owner_of(TopicPartition("t", 0)) as (consumer, hand):
         done: list[int] = []
-        asked = False
+        calls: list[int] = []
+        again: list[object] = []
 
         async def handle(record: Record) -> None:
-            nonlocal asked
-            if record.offset == 2 and not asked:
-                asked = True
+            calls.append(record.offset)
+            if record.offset == 2 and not again:
                 hand.suspend()
                 assert not (consumer.may_act(record) if first == "by record" else consumer.may_act())
                 if later == "until":
                     asyncio.get_running_loop().call_later(0.05, hand.resume)
-                    await asyncio.wait_for(consumer.until_may_act(), 30)  # on some Pythons a task of its own
-                else:
-                    hand.resume()
-                    assert consumer.may_act(record) if later == "by record" else consumer.may_act()
-            done.append(record.offset)
+                    try:
+                        again.append(await asyncio.wait_for(consumer.until_may_act(), 30))
+                    except NotOwned:
+                        again.append(False)
+                        raise
+                hand.resume()
+                again.append(consumer.may_act(record) if later == "by record" else consumer.may_act())
+            elif consumer.may_act():
+                done.append(record.offset)
 
-        processing = asyncio.ensure_future(consumer.process(handle))
+        processing = asyncio.ensure_future(consumer.process(handle, retries=0))
         await wait_until_async(lambda: COUNT - 1 in done, 30, lambda: f"the last record: {done}")
         processing.cancel()
         await asyncio.wait({processing})
+        assert again == [False]
+        assert calls == [0, 1, 2, *range(2, COUNT)]
         assert done == [*range(COUNT)]
 
 
-@pytest.mark.parametrize("who", ["handler", "reader"])
-async def test_a_task_that_goes_on_does_so_for_itself_and_not_for_another_that_could_not_act(who: str) -> None:
-    async with owner_of(TopicPartition("t", 0), TopicPartition("t", 1)) as (consumer, hand):
-        done: list[tuple[int, int]] = []
+@pytest.mark.parametrize("how", ["wait_for", "create_task", "gather"])
+@pytest.mark.parametrize("who", ["reader", "batch handler"])
+async def test_no_wait_of_any_task_lifts_a_refusal(who: str, how: str) -> None:
+    """Each effect asks right before, so each is there once."""
+    async with owner_of(TopicPartition("t", 0)) as (consumer, hand):
+        done: list[int] = []
+        raised: list[BaseException] = []
         left_out = False
 
-        async def leave_out(record: Record) -> None:
-            nonlocal left_out
-            if not left_out:
-                left_out = True
-                hand.suspend()
-                assert not consumer.may_act(record)
-            elif consumer.may_act(record):
-                done.append((record.partition, record.offset))
-
-        async def go_on() -> None:
-            hand.resume()
-            await consumer.until_may_act()
+        async def wait() -> None:
+            try:
+                await consumer.until_may_act()
+            except NotOwned as error:
+                raised.append(error)
 
         async def act(records: list[Record]) -> None:
-            await asyncio.gather(*map(leave_out, records), go_on())
+            nonlocal left_out
+            for record in records:
+                if record.offset == 2 and not left_out:
+                    left_out = True
+                    hand.suspend()
+                    assert not consumer.may_act(record)
+                    hand.resume()
+                    continue
+                if consumer.may_act(record):
+                    done.append(record.offset)
+            if left_out and not raised and 2 not in done:
+                waits = {"wait_for": lambda: asyncio.wait_for(wait(), 30), "gather": lambda: asyncio.gather(wait())}
+                await waits.get(how, lambda: asyncio.get_running_loop().create_task(wait()))()
 
-        async def handle(record: Record) -> None:
-            await act([record])
+        async def handle(batch: Batch) -> None:
+            await act(list(batch))
 
-        async def until_done() -> None:
-            while {*done} != {(partition, offset) for partition in (0, 1) for offset in range(COUNT)}:
-                if processing is None:
-                    await act([record for each in (await consumer.getmany(0.1)).values() for record in each])
-                else:
-                    await asyncio.sleep(0.01)
+        processor = Processor(Handler("test", handle, by_batch=True), Handling())
+        processing = None if who == "reader" else asyncio.ensure_future(processor.run(consumer))
 
-        processing = None
-        if who == "handler":
-            processing = asyncio.ensure_future(consumer.process(handle))
-        await asyncio.wait_for(until_done(), 30)
+        async def is_done() -> bool:
+            if processing is None:
+                for records in (await consumer.getmany(0.1)).values():
+                    await act(records)
+            return {*done} == {*range(COUNT)}
+
+        await wait_until_async(is_done, 30, lambda: f"all records: {done}")
         if processing is not None:
             processing.cancel()
             await asyncio.wait({processing})
+        assert len(raised) == 1
+        assert done[2:] in ([*range(2, COUNT)], [*range(COUNT)])  # a wait that is refused gives all records in hand up
 
 
 async def test_a_call_that_asks_for_the_records_of_other_calls_is_told_of_those() -> None:
@@ -284,63 +303,64 @@ async def test_a_call_that_asks_for_the_records_of_other_calls_is_told_of_those(
         assert len(done) == COUNT
 
 
-@pytest.mark.parametrize("who", ["handler", "reader"])
-async def test_what_a_thread_was_told_counts_after_a_task_has_waited(who: str) -> None:
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("who", ["reader", "record handler", "batch handler"])
+async def test_a_record_is_done_if_and_only_if_its_last_delivery_was_not_refused(who: str, seed: int) -> None:
+    """Tasks ask and wait in any order while the lease comes and goes; each effect asks right before."""
+    choose = random.Random(seed)
     async with owner_of(TopicPartition("t", 0)) as (consumer, hand):
         done: list[int] = []
-        left_out = False
+        broken: list[int] = []
+        trouble = 12
 
-        def store(record: Record) -> None:
-            nonlocal left_out
-            if record.offset == 2 and not left_out:
-                left_out = True
-                hand._suspended = True  # as `suspend` does, without its report to the loop
-                assert not consumer.may_act(record)
-                hand._suspended = False
-            else:
-                done.append(record.offset)
+        async def ask(record: Record, told: list[bool]) -> None:
+            nonlocal trouble
+            for _ in range(choose.randrange(1, 4)):
+                if trouble and choose.random() < 0.3:
+                    trouble -= 1
+                    hand.suspend()
+                    asyncio.get_running_loop().call_later(choose.choice([0, 0.002]), hand.resume)
+                if choose.random() < 0.2:
+                    with contextlib.suppress(NotOwned):
+                        await asyncio.wait_for(consumer.until_may_act(), 30)
+                told.append(consumer.may_act(record))
+                if told != sorted(told, reverse=True):
+                    broken.append(record.offset)
+                await asyncio.sleep(0)
 
-        async def act(record: Record) -> None:
-            await asyncio.to_thread(store, record)
-            await consumer.until_may_act()  # for a next step
+        async def act(records: list[Record]) -> None:
+            refused = False
+            for record in records:
+                told: list[bool] = []
+                await asyncio.gather(ask(record, told), ask(record, told))
+                acts = consumer.may_act(record)
+                if acts and (refused or False in told):
+                    broken.append(record.offset)
+                refused = refused or not acts
+                if acts:
+                    done.append(record.offset)
 
-        processing = None if who == "reader" else asyncio.ensure_future(consumer.process(act))
+        async def handle(unit: Any) -> None:
+            await act([unit] if isinstance(unit, Record) else list(unit))
+
+        processing: asyncio.Future[Any] | None = None
+        if who == "record handler":
+            processing = asyncio.ensure_future(consumer.process(handle, retries=0))
+        elif who == "batch handler":
+            processing = asyncio.ensure_future(Processor(Handler("t", handle, by_batch=True), Handling()).run(consumer))
 
         async def is_done() -> bool:
             if processing is None:
-                for records in (await consumer.getmany(0.1)).values():
-                    for record in records:
-                        await act(record)
+                for records in (await consumer.getmany(0.05)).values():
+                    await act(records)
+            elif processing.done():
+                processing.result()
             return {*done} == {*range(COUNT)}
 
         await wait_until_async(is_done, 30, lambda: f"all records: {done}")
         if processing is not None:
             processing.cancel()
             await asyncio.wait({processing})
-
-
-async def test_a_record_that_goes_back_to_a_queue_is_done_by_whichever_task_may_act_on_it() -> None:
-    async with owner_of(TopicPartition("t", 0)) as (consumer, hand):
-        done: list[int] = []
-        queue: asyncio.Queue[Record] = asyncio.Queue()
-
-        async def work() -> None:
-            while True:
-                record = await queue.get()
-                if record.offset == 2 and not done.count(0):
-                    hand.suspend()
-                    asyncio.get_running_loop().call_later(0.05, hand.resume)
-                if consumer.may_act(record):
-                    done.append(record.offset)
-                else:
-                    await asyncio.sleep(0.01)
-                    queue.put_nowait(record)
-
-        (records,) = (await consumer.getmany(5)).values()
-        for record in records[2:] + records[:2]:
-            queue.put_nowait(record)
-        workers = [asyncio.ensure_future(work()) for _ in range(3)]
-        await wait_until_async(lambda: sorted(done) == [*range(COUNT)], 30, lambda: f"all records: {done}")
-        for worker in workers:
-            worker.cancel()
-        assert not await consumer.getmany(0.2)  # none comes again
+        assert not broken, "True after a False in one delivery"
+        if who == "record handler":
+            assert done == [*range(COUNT)]

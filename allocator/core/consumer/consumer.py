@@ -21,6 +21,7 @@ from allocator.core.settings.arguments import as_offset, as_offsets, as_partitio
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.loss import RecordsLost, as_written, listed
 from allocator.core.subscription.partition import TopicPartitionState
+from allocator.core.subscription.progress import Hold
 from allocator.core.telemetry.measures import Measures, reference_metrics
 from allocator.core.text.quoting import partition_names, shown
 from allocator.core.types import (
@@ -441,9 +442,9 @@ class ConsumerBase:
         If a record or batch is given, it answers for this one: whether the ownership under which it was delivered still
         lasts. Without a group (`membership="fixed"`), whether this member owns its partition.
 
-        A record for which the answer is False is not done. If the partition stays with this member, the record comes
-        again once the lease is renewed, and so do the records after it in hand. For these, the same task gets False
-        too. The record counts as done after all if this task awaits `until_may_act`, or if any task gets True for it.
+        False is final for this delivery: the record is not done by it, and each later answer about it is False, whoever
+        asks. If the partition stays with this member, the record comes again once the lease is renewed, and so do the
+        records after it that the reader, or the call of a batch handler, has in hand. For these it is False too.
 
         If the reader, or a task that it has started, asks without `record` and gets False, all records in hand come
         again that the sink has not stored. So give the record: otherwise the reader makes no progress while the lease
@@ -453,29 +454,52 @@ class ConsumerBase:
         if record is None:
             may_act = member.may_act()
             if hold is not None:
-                hold.answer(None, may_act)
-            elif not may_act and self._reading.may_be_asked():
-                member.state.reader.refuse_all(*(() if member.sink is None else (member.sink.database.reached,)))
+                return hold.answer(None, may_act, self._stored_of(hold))
+            may_act = may_act and not member.state.reader.refused
+            if not may_act and self._reading.may_be_asked():
+                self._refuse_in_hand()
             return may_act
         holds = [hold] if hold is not None and hold.is_of(record) else member.state.holds_of(record)
         if holds:  # of another call, or a thread lacks the context of this one
             may_act = member.membership.may_act()
-            return False not in [each.answer(record, may_act and not each.has_outlived) for each in holds]
+            answers = [each.answer(record, may_act and not each.has_outlived, self._stored_of(each)) for each in holds]
+            return False not in answers
         tenure = member.state.assignment.get(TopicPartition(record.topic, record.partition))
         return tenure is not None and tenure.fence == record.fence and member.membership.may_act()
 
     async def until_may_act(self) -> None:
-        """Returns once `may_act` is true, and the records in hand may be handled by this task. What other tasks and
-        threads were told before counts still: they may have left their records out. Raises NotOwned if it cannot become
-        true: only a request for records, or the end of the handler's call, ends that."""
+        """Returns once `may_act` is true for the record or batch of the handler's call, or for all records in hand.
+
+        It lifts no refusal. If `may_act` was False for one of these records, it raises NotOwned, and all of them come
+        again. So ask or wait, and never wait after a False. Also raises NotOwned if the partition was lost: only a
+        request for records, or the end of the handler's call, ends that. A handler that ends with this error has not
+        failed: it is called again.
+        """
         await self._member.commits.until_may_act()
         self._must_not_be_lost(self._member.outlived)
-        task = asyncio.current_task()
-        alone = task is not None and getattr(task.get_coro(), "cr_code", None) is _UNTIL_MAY_ACT
-        if (hold := self._member.hold_of_call) is not None:
-            hold.allow(alone=alone)
-        elif self._reading.may_be_asked():
-            self._member.state.reader.allow_all(alone=alone)
+        hold, reader = self._member.hold_of_call, self._member.state.reader
+        if hold is not None:
+            if hold.answer(None, True, self._stored_of(hold)):
+                return
+            refused, remedy = frozenset({hold.tenure.partition}), "end the handler's call"
+        elif reader.refused:
+            refused, remedy = reader.refused, "request records"
+            if self._reading.may_be_asked():
+                self._refuse_in_hand()
+        else:
+            return
+        raise NotOwned(
+            f"{self.group}: may_act() was False for a record in hand of {partition_names(refused)}; {remedy}: the "
+            "record comes again"
+        )
+
+    def _refuse_in_hand(self) -> None:
+        member = self._member
+        member.state.reader.refuse_all(*(() if member.sink is None else (member.sink.database.reached,)))
+
+    def _stored_of(self, hold: Hold) -> int:
+        sink = self._member.sink
+        return 0 if sink is None else sink.database.reached(hold.tenure.partition)
 
     # -- subscription --------------------------------------------------------------------------------------------
 
@@ -672,9 +696,6 @@ class ConsumerBase:
     def member_id(self) -> str:
         """The name of this member's znode; a new one for each ZooKeeper session."""
         return self._member.membership.member_id
-
-
-_UNTIL_MAY_ACT = ConsumerBase.until_may_act.__code__
 
 
 def join_again_if(consumer: ConsumerBase, admitted: Callable[[Any], Awaitable[bool]]) -> None:

@@ -16,7 +16,7 @@ Unit = TypeVar("Unit", bound=Union[Batch, Record])
 class SinkClaim(NamedTuple):
     """An owner's claim to one partition: its fencing token, and the id of the topic if the brokers know it.
 
-    `left_out` returns the first offset in hand on which the reader was told not to act; None if there is none.
+    `left_out` returns the lowest offset in hand for which `may_act` was False; None if there is none.
     """
 
     fence: int

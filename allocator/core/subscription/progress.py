@@ -5,7 +5,6 @@ The rule from which the rest follows: if nothing is held, everything before the 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple, Optional
@@ -38,50 +37,47 @@ class Hold:
 
     def __init__(self, tenure: Progress) -> None:
         self.tenure = tenure
-        self.refused: dict[Any, set[Any]] = {}
-        """The records on which their user was told last not to act, so that they are not done, and the tasks that
-        asked; None: a thread. A record that came through a retry topic has its whole place, another one its offset."""
+        self.refused: set[Any] = set()
+        """The records on which their user was told not to act, so that they are not done by this delivery. A record
+        that came through a retry topic has its whole place, another one its offset."""
 
-    def answer(self, record: Any, may_act: bool) -> bool:
-        """Notes and returns whether the user may act on a record or batch; None: on that of the handler's call in whose
-        context the code runs."""
+    in_order = False
+    """Whether the records after a refused one come again with it, so that they are refused too."""
+
+    def answer(self, record: Any, may_act: bool, stored: int = 0) -> bool:
+        """Returns whether the user may act on a record or batch; None: on that of the handler's call in whose context
+        the code runs. Notes that it is refused if not. Records before the `stored` offset are done all the same."""
         called = self._unit_of_call()
         unit = called if record is None else record
+        if unit is None:
+            return may_act
         place: Any = _first_of(unit)
         if unit is not called and (unit.topic, unit.partition) != self.tenure.partition:
             place = unit.topic, unit.partition, place
             if called is not None and self.has(called, place):
                 place = called.offset
-        return self._answer(place, may_act)
+        if isinstance(place, int):
+            end = getattr(unit, "next_offset", place + 1)
+            place = max(place, min(stored, end - 1))
+            first = _first_of(called) if called is not None and self.has(called, place) else 0
+            return self._answer(place, end, may_act, first)
+        may_act = may_act and place not in self.refused
+        if not may_act:
+            self.refused.add(place)
+        return may_act
+
+    def _answer(self, place: int, end: int, may_act: bool, first: int) -> bool:
+        """`end`: the offset after the records in question. `first`: the offset from which on records come in order."""
+        if may_act and self.refused:
+            told = [each for each in list(self.refused) if isinstance(each, int)]
+            may_act = not any((first if self.in_order else place) <= each < end for each in told)
+        if not may_act:
+            self.refused.add(place)
+        return may_act
 
     def _unit_of_call(self) -> Any:
         call = _call_here.get()
         return call.unit if call is not None and call.hold is self else None
-
-    def _answer(self, place: Any, may_act: bool) -> bool:
-        if not may_act:
-            self._refuse_at(place)
-        elif self.refused:
-            self.refused.pop(place, None)
-        return may_act
-
-    def _refuse_at(self, place: Any) -> None:
-        task = _task()
-        _asked_in.set(task)
-        self.refused.setdefault(place, set()).add(task)
-
-    def allow(self, *, alone: bool) -> None:
-        """Called when a task has waited until it may act: in a handler's call, on its records. What it was told before
-        counts no more. What other tasks and threads were told does: they may have left a record out.
-
-        `alone`: the task does nothing but wait, for the one that has started it, as `wait_for` does before Python 3.12.
-        """
-        unit, askers = self._unit_of_call(), (_task(), _asked_in.get() if alone else None)
-        for place, told in list(self.refused.items()):  # a thread may ask
-            if unit is None or self.has(unit, place):
-                told.difference_update(each for each in askers if each is not None)
-                if not told:
-                    self.refused.pop(place, None)
 
     def has(self, unit: Any, place: Any) -> bool:
         """Returns whether a delivered record or batch has the record at this place."""
@@ -91,12 +87,13 @@ class Hold:
     def end_before(self, offset: int) -> None:
         """Called when the bytes at `offset` do not decode, so that nothing from there on is delivered."""
 
-    def take_refusals(self, unit: Any) -> bool:
-        """Returns whether the user was told last not to act on some record of this unit, and forgets that."""
-        taken = [place for place in list(self.refused) if self.has(unit, place)]
-        for place in taken:
-            self.refused.pop(place, None)
-        return bool(taken)
+    def refused_of(self, unit: Any) -> list[Any]:
+        """Returns the places of the records of this unit on which the user was told not to act."""
+        return [place for place in list(self.refused) if self.has(unit, place)]
+
+    def begin_again(self, unit: Any) -> None:
+        """Called when this unit is delivered again: what was said before about its records counts no more."""
+        self.refused.difference_update(self.refused_of(unit))
 
     @property
     def has_outlived(self) -> bool:
@@ -156,21 +153,12 @@ class Call:
 
 
 _call_here: ContextVar[Optional[Call]] = ContextVar("allocator_call_here", default=None)
-_asked_in: ContextVar[Any] = ContextVar("allocator_asked_in", default=None)
-"""The task that was told last not to act: this one, or one that has started it."""
 
 
 def _first_of(unit: Any) -> int:
     """Returns the offset of a record, or of the first one of a batch."""
     first: int = unit.base_offset if hasattr(unit, "base_offset") else unit.offset
     return first
-
-
-def _task() -> Any:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # a thread
-        return None
 
 
 class Proof(NamedTuple):
@@ -384,10 +372,12 @@ class Progress(Tenure):
         return offset, None if beyond is None else beyond.since(offset)
 
     def left_out(self) -> int | None:
-        """Returns the first offset in the reader's hands on which it was told not to act; None if there is none. May be
-        called in any thread."""
-        holds = [each for each in list(self.holds) if isinstance(each, ReaderHold) and each.busy and not each.void]
-        return min((place for hold in holds for place in list(hold.refused)), default=None)
+        """Returns the lowest offset in hand on which its user was told not to act; None if there is none. May be called
+        in any thread."""
+        holds = [hold for hold in list(self.holds) if hold.refused and hold.busy and not hold.void]
+        first = {hold: (0 if isinstance(hold, ReaderHold) else hold.done()[0]) for hold in holds}
+        places = [(first[hold], place) for hold in holds for place in list(hold.refused) if isinstance(place, int)]
+        return min((place for first_, place in places if first_ is not None and place >= first_), default=None)
 
     def take_beyond(self, start: int) -> DoneSet | None:
         """Returns the done records beyond `start`, for a hold that begins there and tracks them from now on."""
@@ -484,6 +474,8 @@ def _position(offset: int, topic_id: Any) -> Committed:
 class ReaderHold(Hold):
     """The records of one partition that the reader got from a request. `first` is the offset of the first."""
 
+    in_order = True
+
     def __init__(self, tenure: Progress, first: int, reader: ReaderHolds) -> None:
         super().__init__(tenure)
         self._first: int | None = first
@@ -502,16 +494,14 @@ class ReaderHold(Hold):
         if self.has_outlived:
             self._reader.note_outlived(self)
 
-    def _answer(self, place: Any, may_act: bool) -> bool:
-        if self._first is None or place < self._first:  # it was done before
+    def _answer(self, place: int, end: int, may_act: bool, first: int) -> bool:
+        if self._first is None or end <= self._first:  # it was done before
             return may_act
-        # a record after one that comes again comes again, too; a task that has left out none is not kept waiting
-        task, known = _task() if self.refused else None, list(self.refused.items())
-        return super()._answer(place, may_act and not any(each < place and task in told for each, told in known))
+        return super()._answer(max(place, self._first), end, may_act, first)
 
     def refuse_from(self, offset: int) -> None:
         if self._first is not None:
-            self._refuse_at(max(offset, self._first))
+            self.refused.add(max(offset, self._first))
 
     def finish(self) -> None:
         self.busy = False
@@ -570,10 +560,10 @@ class ReaderHolds:
         for hold in list(self._holds):  # a thread may ask
             hold.refuse_from(stored(hold.tenure.partition))
 
-    def allow_all(self, *, alone: bool) -> None:
-        """Called when the reader has waited until it may act on its records."""
-        for hold in self._holds:
-            hold.allow(alone=alone)
+    @property
+    def refused(self) -> Partitions:
+        """The partitions of which the reader was told not to act on some record in hand."""
+        return frozenset(hold.tenure.partition for hold in list(self._holds) if hold.refused and not hold.void)
 
     def were_refused(self, tenure: Progress) -> bool:
         """Whether the reader was told not to act on some record of the tenure."""

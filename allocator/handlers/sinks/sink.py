@@ -150,10 +150,10 @@ class TransactionalSink(Generic[Connection]):
         called. Returns whether `effects` was called; it must not commit or roll back.
 
         Raises `Fenced` if the partition has had another owner since. Nothing of this unit is stored then; the new owner
-        stores it. Also raises it if the reader was told not to act on an earlier record, and has not stored that one:
-        both come again. Raises `AlreadyStored` for a unit out of order, and `SinkBehind` if the database has lost
-        effects, or the registration of this owner. Errors of the database and of `effects` are raised unchanged. After
-        such an error nothing is stored, unless the response to the commit was lost.
+        stores it. Also raises it if `may_act` was False for a record of this unit or before it: these come again.
+        Raises `AlreadyStored` for a unit out of order, and `SinkBehind` if the database has lost effects, or the
+        registration of this owner. Errors of the database and of `effects` are raised unchanged. After such an error
+        nothing is stored, unless the response to the commit was lost.
         """
         partition, start, _ = _extent(unit)
         with self._turn(partition):
@@ -172,10 +172,10 @@ class TransactionalSink(Generic[Connection]):
             if left is None:
                 return False
             left_out = self._left_out[partition]()
-            if left_out is not None and stored <= left_out < start:
+            if left_out is not None and left_out < end:
                 raise Fenced(
                     f"{partition.topic}:{partition.partition}: a write of offset {start} is refused: may_act() was "
-                    f"False for offset {left_out}, which is not stored. Request records: both come again",
+                    f"False for offset {left_out}. Request records, or end the handler's call: they come again",
                     retriable=True,
                 )
             effects(connection, left)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from allocator.core.aio import BackgroundTasks
 from allocator.core.consumer import RecordCommands
-from allocator.core.errors import Fenced
-from allocator.core.fetch.batch import Batch
 from allocator.core.subscription import Call, Hold
+from allocator.errors import Fenced
 from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, check_done
 from allocator.handlers.results import Results, produced
@@ -425,7 +424,7 @@ def _is_refused(worker: LaneOwner, unit: Unit, acted: bool) -> bool:
     """Returns whether the unit is to be called again because its user may not have acted on it. `acted`: the user did
     act on the records of a batch before the refused one, so these do not come again."""
     refused = worker.refused_of(unit.argument)
-    if refused and acted and isinstance(unit.argument, Batch):
+    if refused and acted and hasattr(unit.argument, "from_offset"):
         unit.argument = unit.argument.from_offset(min(refused))
     return bool(refused)
 

@@ -36,10 +36,9 @@ class PartitionWorker(LaneOwner):
     def __init__(self, state: SubscriptionState, partition: TopicPartition, start: int, work: Work) -> None:
         tenure = state.assignment[partition]
         super().__init__(tenure)
-        self.in_order = work.by_batch
         before = [hold for hold in tenure.holds if hold.busy]
         self.partition, self.name = partition, f"{partition.topic}:{partition.partition}"
-        self.stopping = False
+        self.stopping, self.in_order = False, work.by_batch
         self.stopped = asyncio.Event()
         self.admission = Admission(
             partition,

@@ -91,6 +91,11 @@ class Hold:
         """Returns the places of the records of this unit on which the user was told not to act."""
         return [place for place in list(self.refused) if self.has(unit, place)]
 
+    def left_out(self) -> list[int]:
+        """Returns the offsets among the refused places, without those of records that are done."""
+        first = self.done()[0]
+        return [each for each in list(self.refused) if isinstance(each, int) and first is not None and each >= first]
+
     def begin_again(self, unit: Any) -> None:
         """Called when this unit is delivered again: what was said before about its records counts no more."""
         self.refused.difference_update(self.refused_of(unit))
@@ -375,9 +380,7 @@ class Progress(Tenure):
         """Returns the lowest offset in hand on which its user was told not to act; None if there is none. May be called
         in any thread."""
         holds = [hold for hold in list(self.holds) if hold.refused and hold.busy and not hold.void]
-        first = {hold: (0 if isinstance(hold, ReaderHold) else hold.done()[0]) for hold in holds}
-        places = [(first[hold], place) for hold in holds for place in list(hold.refused) if isinstance(place, int)]
-        return min((place for first_, place in places if first_ is not None and place >= first_), default=None)
+        return min((place for hold in holds for place in hold.left_out()), default=None)
 
     def take_beyond(self, start: int) -> DoneSet | None:
         """Returns the done records beyond `start`, for a hold that begins there and tracks them from now on."""

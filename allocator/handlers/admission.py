@@ -46,7 +46,13 @@ class InHandBytes:
     waiting: deque[Admission] = field(default_factory=deque)
 
     def change(self, by: int) -> None:
+        """Notes that this many more bytes are used. Those who wait are filled later: the caller may be one of them, in
+        the middle of its own records."""
         self.used += by
+        if self.waiting and self.used < self.limit:
+            asyncio.get_running_loop().call_soon(self._fill_waiting)
+
+    def _fill_waiting(self) -> None:
         while self.waiting and self.used < self.limit:
             self.waiting.popleft().fill()
 
@@ -252,7 +258,7 @@ class Admission:
         return None
 
     def _count(self) -> None:
-        """Reports a change of the window's bytes to the shared budget. Other partitions may then admit records."""
+        """Reports a change of the window's bytes to the shared budget. Other partitions may admit records after it."""
         change = self.window.nbytes - self.window.counted
         self.window.counted += change
         self._work.budget.change(change)

@@ -39,16 +39,52 @@ NARROW_CHECK_S = 0.1
 
 @dataclass
 class InHandBytes:
-    """Limits the bytes of the admitted records of all partitions."""
+    """Limits the bytes of the admitted records of all partitions.
+
+    Partitions that must wait continue in the order in which they began to. They do so in a later turn of the loop,
+    because `change` is called while a partition admits records.
+    """
 
     limit: int
+    broken: Callable[[BaseException], None]
+    """Called with an error that ends the processing."""
     used: int = 0
     waiting: deque[Admission] = field(default_factory=deque)
+    _woken: Admission | None = None
+    """The one whose turn it is."""
+    _wakes: bool = False
+    """True from the time when bytes are free for a waiting partition until `_wake` has run."""
+    _granted: bool = False
+    """True until the first waiting partition has one batch, even if another took the free bytes before its turn."""
 
     def change(self, by: int) -> None:
         self.used += by
-        while self.waiting and self.used < self.limit:
-            self.waiting.popleft().fill()
+        if self.waiting and self.used < self.limit and not self._wakes:
+            self._wakes = self._granted = True
+            asyncio.get_running_loop().call_soon(self._wake)
+
+    def allows(self, admission: Admission) -> bool:
+        """Returns whether `admission` may take another batch. If not, it waits."""
+        is_free = self.used < self.limit
+        if admission is self._woken:
+            is_free, self._granted = is_free or self._granted, False
+        elif self.waiting:
+            is_free = False
+        if is_free:
+            return True
+        if admission not in self.waiting:
+            self.waiting.append(admission)
+        return False
+
+    def _wake(self) -> None:
+        try:
+            while self.waiting and (self._granted or self.used < self.limit):
+                self._woken = self.waiting.popleft()
+                self._woken.fill()
+        except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+            self.broken(error)
+        finally:
+            self._woken, self._wakes, self._granted = None, False, False
 
 
 @dataclass
@@ -263,11 +299,7 @@ class Admission:
         if budget.used >= budget.limit:
             self.window.relieve(self._in_call())
             self._count()
-        if budget.used >= budget.limit:
-            if self not in budget.waiting:
-                budget.waiting.append(self)
-            return False
-        return True
+        return budget.allows(self)
 
     def _verify(self, batch: Batch) -> None:
         """Drops the done records of an earlier process if they belong to another log.

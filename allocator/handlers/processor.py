@@ -159,7 +159,7 @@ class Processor:
         return Work(
             handling=handling,
             by_batch=handler.by_batch,
-            budget=InHandBytes(handling.in_hand_bytes),
+            budget=InHandBytes(handling.in_hand_bytes, self._fail),
             lanes=Lanes(
                 handler,
                 handling.concurrency,

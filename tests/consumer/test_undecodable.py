@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from allocator.errors import CorruptRecordError
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
 from allocator.handlers.processor import Processor
+from allocator.sinks import SqliteSink
 from allocator.testing import wait_until_async
 from tests.consumer.fake_kafka import GroupCluster, HandMembership, consumer_by_hand
 from tests.fetch.fetch_encode import R, batch
@@ -233,3 +235,23 @@ async def test_process_ends_if_the_first_record_does_not_decode() -> None:
             await asyncio.wait_for(consumer.process(lambda record: handled.append(record.offset)), 30)
         assert not handled
         assert cluster.committed[P].offset == 0
+
+
+@pytest.mark.parametrize("batches", [False, True], ids=["reader", "process"])
+async def test_a_sink_that_decodes_in_its_effects_stores_the_offset_before_it(batches: bool, tmp_path: Path) -> None:
+    stored: list[int] = []
+    with contextlib.closing(SqliteSink(tmp_path / "sink.db")) as sink:
+        async with owner(sink=sink) as (consumer, _, _):
+
+            async def write(found: Batch) -> None:
+                await sink.write_async(found, lambda _, part: stored.extend(iterated(part)))
+
+            async def read() -> None:
+                async for found in consumer:
+                    await write(found)
+
+            processor = Processor(Handler("test", write, by_batch=True), Handling())
+            with pytest.raises(CorruptRecordError):
+                await asyncio.wait_for(processor.run(consumer) if batches else read(), 30)
+        assert stored == [*range(BAD)]
+        assert sink.offsets("g") == {P: BAD}

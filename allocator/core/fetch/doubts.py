@@ -203,7 +203,7 @@ class Doubts:
         return {
             tenure
             for tp, end in ends.items()
-            if end is not None and (tenure := assigned.get(tp)) is not None and end.offset < tenure.reached
+            if end is not None and (tenure := assigned.get(tp)) is not None and end.offset < _reached(tenure)
         }
 
     def _changed(self, created: Mapping[str, int]) -> set[str]:
@@ -230,3 +230,14 @@ class Doubts:
                 raise
             log.debug("cannot read when %d topics were created: %s", len(wanted), error)
             return {}
+
+
+def _reached(tenure: TopicPartitionState) -> int:
+    """Returns the highest offset up to the position that the log is known to have had; -1 if none is.
+
+    A position that was sought may lie beyond the end of the log.
+    """
+    if tenure.position is None or (tenure.high_watermark is None and tenure.moves):
+        return -1
+    here = tenure.position.offset
+    return here if tenure.high_watermark is None else min(here, tenure.high_watermark)

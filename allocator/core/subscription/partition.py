@@ -112,17 +112,6 @@ class TopicPartitionState(Progress):
             return None
         return max(0, end - self._position.offset)
 
-    @property
-    def reached(self) -> int:
-        """The highest offset up to the position that the log is known to have had; -1 if none is.
-
-        A position that was sought may lie beyond the end of the log.
-        """
-        if self._position is None or (self.high_watermark is None and self.moves):
-            return -1
-        here = self._position.offset
-        return here if self.high_watermark is None else min(here, self.high_watermark)
-
     def begin(self, committed: OffsetAndMetadata, former: Progress | None, *, own: bool) -> OffsetAndMetadata:
         start = super().begin(committed, former, own=own)
         self._set(start)

@@ -162,7 +162,7 @@ class TransactionalSink(Generic[Connection]):
             return self._write(unit, effects)
 
     def _write(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
-        partition, start, end = _extent(unit)
+        partition, start, _ = _extent(unit)
         owned, key = self._owner(unit), self._key(partition)
         with self._transaction() as connection:
             stored = self._stored(connection, key, owned)
@@ -183,6 +183,7 @@ class TransactionalSink(Generic[Connection]):
                 raise ConfigError(
                     "the effects ended the transaction, so they were stored without their offset: do not commit"
                 )
+            end = _extent(left)[2]  # the effects may have met bytes that do not decode: the batch ends before them
             self._tried[partition] = start, end
             values = {**key, **owned._asdict(), "next_offset": end, "leader_epoch": left.leader_epoch, "stored": stored}
             if self._run(connection, STORE, values).rowcount != 1:

@@ -35,10 +35,10 @@ class PartitionWorker(LaneOwner):
 
     def __init__(self, state: SubscriptionState, partition: TopicPartition, start: int, work: Work) -> None:
         tenure = state.assignment[partition]
-        super().__init__(tenure)
+        super().__init__(tenure, in_order=work.by_batch)
         before = [hold for hold in tenure.holds if hold.busy]
         self.partition, self.name = partition, f"{partition.topic}:{partition.partition}"
-        self.stopping, self.in_order = False, work.by_batch
+        self.stopping = False
         self.stopped = asyncio.Event()
         self.admission = Admission(
             partition,

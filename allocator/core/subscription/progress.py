@@ -35,14 +35,13 @@ class Hold:
     void = False
     """True once a seek or another log has replaced the records: finishing them marks no offset as done."""
 
-    def __init__(self, tenure: Progress) -> None:
+    def __init__(self, tenure: Progress, *, in_order: bool = False) -> None:
         self.tenure = tenure
+        self.in_order = in_order
+        """Whether the records after a refused one come again with it, so that they are refused too."""
         self.refused: set[Any] = set()
         """The records on which their user was told not to act, so that they are not done by this delivery. A record
         that came through a retry topic has its whole place, another one its offset."""
-
-    in_order = False
-    """Whether the records after a refused one come again with it, so that they are refused too."""
 
     def answer(self, record: Any, may_act: bool, stored: int = 0) -> bool:
         """Returns whether the user may act on a record or batch; None: on that of the handler's call in whose context
@@ -477,10 +476,8 @@ def _position(offset: int, topic_id: Any) -> Committed:
 class ReaderHold(Hold):
     """The records of one partition that the reader got from a request. `first` is the offset of the first."""
 
-    in_order = True
-
     def __init__(self, tenure: Progress, first: int, reader: ReaderHolds) -> None:
-        super().__init__(tenure)
+        super().__init__(tenure, in_order=True)
         self._first: int | None = first
         self._reader = reader
         self._replaced = tenure.replaced

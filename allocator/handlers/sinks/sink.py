@@ -172,7 +172,7 @@ class TransactionalSink(Generic[Connection]):
             if left is None:
                 return False
             left_out = self._left_out[partition]()
-            if left_out is not None and left_out < end:
+            if left_out is not None and left_out < _extent(left)[2]:
                 raise Fenced(
                     f"{partition.topic}:{partition.partition}: a write of offset {start} is refused: may_act() was "
                     f"False for offset {left_out}. Request records, or end the handler's call: they come again",

@@ -190,7 +190,6 @@ class Progress(Tenure):
     """
 
     __slots__ = (
-        "_goes_back",
         "_leader_epochs",
         "_position",
         "_unconfirmed",
@@ -199,6 +198,7 @@ class Progress(Tenure):
         "committed_at",
         "handled_from",
         "holds",
+        "is_sought",
         "moves",
         "proof",
         "replaced",
@@ -225,7 +225,8 @@ class Progress(Tenure):
         of a former owner. An offset that was chosen before is committed no more."""
         self.moves = 0
         """Number of moves of the position that a commit has to follow, even backwards."""
-        self._goes_back = False
+        self.is_sought = False
+        """Whether a commit has to follow a move of the position, even backwards."""
         self.handled_from: int | None = None
         """Every record from this offset on that is done was handled by this process."""
         self._unconfirmed = False
@@ -302,18 +303,13 @@ class Progress(Tenure):
         self._move_to(position)
         self.beyond = position.done if isinstance(position, Committed) else None
 
-    @property
-    def is_sought(self) -> bool:
-        """Whether a commit has to follow a move of the position, even backwards."""
-        return self._goes_back
-
     def restart(self, committed: OffsetAndMetadata) -> None:
         """Continues at the committed offset, which is not the one that this tenure knew. An earlier seek is over."""
         self._replace_holds()
         self.begin(committed, None, own=False)
         self.moves += 1
         self.replaced += 1
-        self._goes_back = False
+        self.is_sought = False
 
     def reset_to(self, position: OffsetAndMetadata, *, before: int | None) -> None:
         """Sets the position that a reset has found. `before`: the position that the log did not have.
@@ -341,7 +337,7 @@ class Progress(Tenure):
             hold.conclude()
         self.moves += 1
         self.replaced += 1
-        self._goes_back = True
+        self.is_sought = True
         self.committed = self.beyond = self.handled_from = None
 
     def hand_back(self) -> None:
@@ -404,7 +400,7 @@ class Progress(Tenure):
         if not self.can_commit:
             return None
         offset, beyond = self.done(delivered=delivered)
-        if self.committed is not None and not self._goes_back:
+        if self.committed is not None and not self.is_sought:
             known, known_beyond = self.committed
             if offset < known or (offset == known and beyond == known_beyond):
                 return None
@@ -421,7 +417,7 @@ class Progress(Tenure):
         """Called when the coordinator has confirmed a commit. `moves`: the number of moves when it was chosen."""
         self.committed, self.committed_at = (offset, done), at
         if moves == self.moves:
-            self._goes_back = False
+            self.is_sought = False
 
     # -- the end
 
@@ -435,7 +431,7 @@ class Progress(Tenure):
         if self._position is not None and self.handled_from is not None:
             offset, beyond = self.done()
             if self._unconfirmed:  # a commit from before a move proves nothing about the records after it
-                offset, beyond = (-1, None) if self._goes_back else self.committed or (-1, None)
+                offset, beyond = (-1, None) if self.is_sought else self.committed or (-1, None)
             if offset >= self.handled_from:
                 self.proof = Proof(self.handled_from, offset, beyond, self.topic_id)
         super().end()
@@ -452,7 +448,7 @@ class Progress(Tenure):
     def _move_to(self, position: OffsetAndMetadata, topic_id: Any = None) -> None:
         self._set(position, topic_id)
         self.moves += 1
-        self._goes_back = True
+        self.is_sought = True
         self.handled_from = position.offset
         self.beyond = None
 

@@ -207,6 +207,7 @@ class Oracle:
         if view.ends and position not in view.may_be:
             view.may_be, view.ends = {position}, set()
             self.excused[log] = max(self.excused[log], position)
+            self._overtakes(view)
 
     @staticmethod
     def _leads(log: Log, position: int, offset: int) -> bool:

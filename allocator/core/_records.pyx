@@ -902,7 +902,7 @@ def hash_key(bytes key not None):
 
 
 def hash_rows(object keys, int64_t rows, int32_t partitions, int64_t keyless, int64_t run):
-    """Returns the partition of each row by its key, as int32; see `producer.columns.choose_partitions`."""
+    """Returns the partition of each row by its key, as int32; see `producer.columns.by_partition`."""
     cdef arrow_bytes_t column
     cdef const uint8_t *data = NULL
     cdef int64_t row, length

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from allocator.core.aio import BackgroundTasks
 from allocator.core.consumer import RecordCommands
+from allocator.core.fetch import Batch
 from allocator.core.subscription import Call, Hold
-from allocator.errors import Fenced
 from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, check_done
 from allocator.handlers.results import Results, produced
@@ -105,6 +105,8 @@ class Lanes:
 
     Guarantee: each lane has one call at a time. A call begins only while `may_act` returns True and the worker of the
     lane is not stopping. While it runs, its lane is in the worker's `calls`.
+
+    `stored` returns the offset after what the sink has stored of a partition; None: there is no sink.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Lanes:
         broken: Callable[[BaseException], None],
         results: Results,
         processes: bool = False,
+        stored: Callable[[TopicPartition], int] | None = None,
     ) -> None:
         self._handler = handler
         self._results = results
@@ -125,6 +128,7 @@ class Lanes:
         self._ordering = ordering
         self._may_act = may_act
         self._until_active = until_active
+        self._stored = stored
         self._ready: deque[Lane] = deque()
         self._commands = RecordCommands()
         self._parked: dict[Lane, None] = {}
@@ -283,7 +287,7 @@ class Lanes:
                 if guard is not None:
                     guard(unit.argument)
                 result = await call(unit.argument)
-                if worker.refused and _is_refused(worker, unit, result is None):
+                if worker.refused and self._is_refused(worker, unit, has_acted=result is None):
                     break  # it did not act, so it is called again once it may
                 if result is not None:
                     check_done(result, self._handler.name)
@@ -299,7 +303,7 @@ class Lanes:
             except BaseException as error:  # the user's; the policy decides what follows
                 if isinstance(error, KeyboardInterrupt) and not self._handler.catches_interrupts:
                     raise  # Ctrl-C interrupts any code that the loop runs; the handler did not fail
-                return None if worker.refused and _is_refused(worker, unit, isinstance(error, Fenced)) else error
+                return None if worker.refused and self._is_refused(worker, unit) else error
             _returned(unit, records, kept=kept)
             units.popleft()
             finished.append(unit)
@@ -392,7 +396,7 @@ class Lanes:
                     if guard is not None:
                         guard(unit.argument)
                     result = call(unit.argument)
-                    if worker.refused and _is_refused(worker, unit, result is None):
+                    if worker.refused and self._is_refused(worker, unit, has_acted=result is None):
                         break  # it did not act, so it is called again once it may
                     if result is not None:
                         returned = produced(result, self._handler.name)
@@ -404,7 +408,7 @@ class Lanes:
                     break
                 # catches every class: if an error ended this turn, its lanes would be stuck
                 except BaseException as raised:  # noqa: BLE001 - the user's; the policy decides what follows
-                    error = None if worker.refused and _is_refused(worker, unit, isinstance(raised, Fenced)) else raised
+                    error = None if worker.refused and self._is_refused(worker, unit) else raised
                     break
                 finally:
                     now = time.monotonic()
@@ -413,20 +417,28 @@ class Lanes:
             results.append((count, error, now - begun))
         return results
 
+    def _is_refused(self, worker: LaneOwner, unit: Unit, *, has_acted: bool = False) -> bool:
+        """Returns whether the unit is to be called again because `may_act` was False for a record of it.
+
+        The records of a batch that are done do not come again: with a sink those that it has stored. Without a sink
+        those before the refused one, if the call `has_acted`: it has returned, so it has handled these."""
+        refused = worker.refused_of(unit.argument)
+        if not refused:
+            return False
+        if isinstance(unit.argument, Batch):
+            first = min(refused) if has_acted else 0
+            if self._stored is not None:
+                first = self._stored(worker.partition)
+            if first >= unit.argument.next_offset:
+                return False
+            unit.argument = unit.argument.from_offset(first)
+        return True
+
 
 def _begin(worker: LaneOwner, entered: Call, unit: Unit) -> None:
     if worker.refused:
         worker.begin_again(unit.argument)
     entered.unit = unit.argument
-
-
-def _is_refused(worker: LaneOwner, unit: Unit, acted: bool) -> bool:
-    """Returns whether the unit is to be called again because its user may not have acted on it. `acted`: the user did
-    act on the records of a batch before the refused one, so these do not come again."""
-    refused = worker.refused_of(unit.argument)
-    if refused and acted and hasattr(unit.argument, "from_offset"):
-        unit.argument = unit.argument.from_offset(min(refused))
-    return bool(refused)
 
 
 def _returned(unit: Unit, records: Sequence[TakenRecord], *, kept: bool) -> None:

@@ -116,7 +116,7 @@ MUTATIONS = [
     Mutation(
         "a seek may set the commit back",
         PROGRESS,
-        "        self.moves += 1\n        self._goes_back = True\n        self.handled_from = position.offset",
+        "        self.moves += 1\n        self.is_sought = True\n        self.handled_from = position.offset",
         "        self.moves += 1\n        self.handled_from = position.offset",
     ),
     Mutation(
@@ -139,7 +139,7 @@ MUTATIONS = [
         PROGRESS,
         TO_COMMIT,
         TO_COMMIT.replace(
-            "        if", "        if not (self.holds or self._goes_back):\n            return None\n        if"
+            "        if", "        if not (self.holds or self.is_sought):\n            return None\n        if"
         ),
     ),
     Mutation(
@@ -151,8 +151,8 @@ MUTATIONS = [
     Mutation(
         "a seek proves nothing",
         PROGRESS,
-        "        self._goes_back = True\n        self.handled_from = position.offset\n        self.beyond = None",
-        "        self._goes_back = True\n        self.beyond = None",
+        "        self.is_sought = True\n        self.handled_from = position.offset\n        self.beyond = None",
+        "        self.is_sought = True\n        self.beyond = None",
     ),
     Mutation(
         "without automatic commits, a request for records confirms nothing",

@@ -188,7 +188,9 @@ class Oracle:
                 view.may_be, view.ends, view.known, view.newest = positions, set(), True, command
                 self._overtakes(view)
                 view.unsure |= {each for each in view.handled if each >= target}
-                view.in_hand, view.replaced = [each for each in view.in_hand if each >= target], positions
+                # those before it are still in hand if a seek of the user came later
+                view.replaced = positions | {each for each in view.in_hand if each < target}
+                view.in_hand = [each for each in view.in_hand if each >= target]
 
     def _passes(self, partition: TopicPartition, offset: int) -> None:
         log = self.content[partition]
@@ -207,6 +209,7 @@ class Oracle:
         if view.ends and position not in view.may_be:
             view.may_be, view.ends = {position}, set()
             self.excused[log] = max(self.excused[log], position)
+            self._overtakes(view)
 
     @staticmethod
     def _leads(log: Log, position: int, offset: int) -> bool:
@@ -354,6 +357,7 @@ class Oracle:
             found = {first, *(each for each in self.tried[view.member, log] if each > first)} | view.replaced
         else:
             found = self._not_handled(view, view.positions()) if view.processed else view.positions()
+            found = found | view.replaced
             # an operator's seek that is not reported yet may have come after the calls
             found = found.union(*(_found(log, target) for target, _ in view.sought.values()))
         stored = None if at is None or at.log is not log else at.offset

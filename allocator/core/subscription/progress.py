@@ -57,7 +57,9 @@ class Hold:
                 place = called.offset
         if isinstance(place, int):
             end = getattr(unit, "next_offset", place + 1)
-            place = max(place, min(stored, end - 1))
+            if end <= stored:
+                return may_act
+            place = max(place, stored)
             first = _first_of(called) if called is not None and self.has(called, place) else 0
             return self._answer(place, end, may_act, first)
         may_act = may_act and place not in self.refused
@@ -97,7 +99,10 @@ class Hold:
 
     def begin_again(self, unit: Any) -> None:
         """Called when this unit is delivered again: what was said before about its records counts no more."""
-        self.refused.difference_update(self.refused_of(unit))
+        refused = self.refused_of(unit)
+        if self.in_order:  # the unit may be the rest of a batch, whose first records are stored
+            refused += [place for place in list(self.refused) if isinstance(place, int) and place < _first_of(unit)]
+        self.refused.difference_update(refused)
 
     @property
     def has_outlived(self) -> bool:
@@ -182,7 +187,6 @@ class Progress(Tenure):
     """
 
     __slots__ = (
-        "_goes_back",
         "_leader_epochs",
         "_position",
         "_unconfirmed",
@@ -191,6 +195,7 @@ class Progress(Tenure):
         "committed_at",
         "handled_from",
         "holds",
+        "is_sought",
         "moves",
         "proof",
         "replaced",
@@ -217,7 +222,8 @@ class Progress(Tenure):
         of a former owner. An offset that was chosen before is committed no more."""
         self.moves = 0
         """Number of moves of the position that a commit has to follow, even backwards."""
-        self._goes_back = False
+        self.is_sought = False
+        """Whether a commit has to follow a move of the position, even backwards."""
         self.handled_from: int | None = None
         """Every record from this offset on that is done was handled by this process."""
         self._unconfirmed = False
@@ -294,18 +300,13 @@ class Progress(Tenure):
         self._move_to(position)
         self.beyond = position.done if isinstance(position, Committed) else None
 
-    @property
-    def is_sought(self) -> bool:
-        """Whether a commit has to follow a move of the position, even backwards."""
-        return self._goes_back
-
     def restart(self, committed: OffsetAndMetadata) -> None:
         """Continues at the committed offset, which is not the one that this tenure knew. An earlier seek is over."""
         self._replace_holds()
         self.begin(committed, None, own=False)
         self.moves += 1
         self.replaced += 1
-        self._goes_back = False
+        self.is_sought = False
 
     def reset_to(self, position: OffsetAndMetadata, *, before: int | None) -> None:
         """Sets the position that a reset has found. `before`: the position that the log did not have.
@@ -333,7 +334,7 @@ class Progress(Tenure):
             hold.conclude()
         self.moves += 1
         self.replaced += 1
-        self._goes_back = True
+        self.is_sought = True
         self.committed = self.beyond = self.handled_from = None
 
     def hand_back(self) -> None:
@@ -396,7 +397,7 @@ class Progress(Tenure):
         if not self.can_commit:
             return None
         offset, beyond = self.done(delivered=delivered)
-        if self.committed is not None and not self._goes_back:
+        if self.committed is not None and not self.is_sought:
             known, known_beyond = self.committed
             if offset < known or (offset == known and beyond == known_beyond):
                 return None
@@ -413,7 +414,7 @@ class Progress(Tenure):
         """Called when the coordinator has confirmed a commit. `moves`: the number of moves when it was chosen."""
         self.committed, self.committed_at = (offset, done), at
         if moves == self.moves:
-            self._goes_back = False
+            self.is_sought = False
 
     # -- the end
 
@@ -427,7 +428,7 @@ class Progress(Tenure):
         if self._position is not None and self.handled_from is not None:
             offset, beyond = self.done()
             if self._unconfirmed:  # a commit from before a move proves nothing about the records after it
-                offset, beyond = (-1, None) if self._goes_back else self.committed or (-1, None)
+                offset, beyond = (-1, None) if self.is_sought else self.committed or (-1, None)
             if offset >= self.handled_from:
                 self.proof = Proof(self.handled_from, offset, beyond, self.topic_id)
         super().end()
@@ -444,7 +445,7 @@ class Progress(Tenure):
     def _move_to(self, position: OffsetAndMetadata, topic_id: Any = None) -> None:
         self._set(position, topic_id)
         self.moves += 1
-        self._goes_back = True
+        self.is_sought = True
         self.handled_from = position.offset
         self.beyond = None
 

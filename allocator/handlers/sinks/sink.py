@@ -103,8 +103,8 @@ class TransactionalSink(Generic[Connection]):
         self._left_out: dict[TopicPartition, Callable[[], Optional[int]]] = {}
         self._replaced: dict[TopicPartition, _Owned] = {}
         """The owner in the row before this process registered. It is there again only if the database has lost that."""
-        # partition -> first and end offset of its last write, which may have failed
-        self._tried: dict[TopicPartition, tuple[int, int]] = {}
+        self._tried: dict[TopicPartition, int] = {}
+        """The first offset of the last write of a partition, which may have failed."""
         self._reached: dict[TopicPartition, int] = {}
         """The next offset that this owner has seen in the row, or stored there; -1 if none. The row is never lower."""
         self._rewound: dict[TopicPartition, int] = {}
@@ -166,7 +166,7 @@ class TransactionalSink(Generic[Connection]):
         owned, key = self._owner(unit), self._key(partition)
         with self._transaction() as connection:
             stored = self._stored(connection, key, owned)
-            if stored > start and self._tried.get(partition, (-1,))[0] != start:
+            if stored > start and self._tried.get(partition) != start:
                 raise AlreadyStored(partition, start, stored)
             left: Any = _since(unit, stored)
             if left is None:
@@ -184,7 +184,7 @@ class TransactionalSink(Generic[Connection]):
                     "the effects ended the transaction, so they were stored without their offset: do not commit"
                 )
             end = _extent(left)[2]  # the effects may have met bytes that do not decode: the batch ends before them
-            self._tried[partition] = start, end
+            self._tried[partition] = start
             values = {**key, **owned._asdict(), "next_offset": end, "leader_epoch": left.leader_epoch, "stored": stored}
             if self._run(connection, STORE, values).rowcount != 1:
                 self._stored(connection, key, owned)

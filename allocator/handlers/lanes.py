@@ -120,7 +120,7 @@ class Lanes:
         broken: Callable[[BaseException], None],
         results: Results,
         processes: bool = False,
-        stored: Callable[[TopicPartition], int] | None = None,
+        stored: Callable[[TopicPartition], int | None] = lambda _: None,
     ) -> None:
         self._handler = handler
         self._results = results
@@ -287,7 +287,7 @@ class Lanes:
                 if guard is not None:
                     guard(unit.argument)
                 result = await call(unit.argument)
-                if worker.refused and self._is_refused(worker, unit, has_acted=result is None):
+                if worker.refused and self._is_refused(worker, unit):
                     break  # it did not act, so it is called again once it may
                 if result is not None:
                     check_done(result, self._handler.name)
@@ -396,7 +396,7 @@ class Lanes:
                     if guard is not None:
                         guard(unit.argument)
                     result = call(unit.argument)
-                    if worker.refused and self._is_refused(worker, unit, has_acted=result is None):
+                    if worker.refused and self._is_refused(worker, unit):
                         break  # it did not act, so it is called again once it may
                     if result is not None:
                         returned = produced(result, self._handler.name)
@@ -417,18 +417,13 @@ class Lanes:
             results.append((count, error, now - begun))
         return results
 
-    def _is_refused(self, worker: LaneOwner, unit: Unit, *, has_acted: bool = False) -> bool:
-        """Returns whether the unit is to be called again because `may_act` was False for a record of it.
-
-        The records of a batch that are done do not come again: with a sink those that it has stored. Without a sink
-        those before the refused one, if the call `has_acted`: it has returned, so it has handled these."""
-        refused = worker.refused_of(unit.argument)
-        if not refused:
+    def _is_refused(self, worker: LaneOwner, unit: Unit) -> bool:
+        """Returns whether the unit is to be called again because `may_act` was False for a record of it. The records of
+        a batch that the sink has stored do not come again."""
+        if not worker.refused_of(unit.argument):
             return False
         if isinstance(unit.argument, Batch):
-            first = min(refused) if has_acted else 0
-            if self._stored is not None:
-                first = self._stored(worker.partition)
+            first = self._stored(worker.partition) or 0
             if first >= unit.argument.next_offset:
                 return False
             unit.argument = unit.argument.from_offset(first)

@@ -169,7 +169,7 @@ class Processor:
                 broken=self._fail,
                 results=results,
                 processes=handling.workers == "processes",
-                stored=None if member.sink is None else member.sink.database.reached,
+                stored=member.state.stored,
             ),
             failures=Failures(
                 handler.name,

@@ -27,8 +27,8 @@ def fingerprint(record: Any) -> int:
 class Unit:
     """One call of the handler. `argument` is a record or a batch; None once the call is done.
 
-    A handler thread may set `argument` to None, or to the rest of a batch, and `results`. Threads change nothing else in a
-    window.
+    A handler thread may set `argument` to None or to the rest of a batch, and `results`. Threads change nothing else in
+    a window.
     """
 
     __slots__ = ("argument", "results", "span")

@@ -44,6 +44,7 @@ class User:
             acts = self.consumer.may_act(record) if self._named else self.consumer.may_act()
             self._proxy.start()
             wait_until(may_act, 30, "the lease")
+            assert (self.consumer.may_act(record) if self._named else self.consumer.may_act()) == acts
             if not acts:
                 return
         self.done.append(record.offset)
@@ -169,10 +170,10 @@ async def test_a_sink_stores_no_record_behind_one_that_the_reader_left_out(
 
 
 @contextlib.asynccontextmanager
-async def owner_of(*partitions: TopicPartition) -> AsyncIterator[tuple[Consumer, HandMembership]]:
+async def owner_of(*partitions: TopicPartition, **settings: Any) -> AsyncIterator[tuple[Consumer, HandMembership]]:
     """The owner of these partitions, each with some records."""
     cluster = GroupCluster(ids=True)
-    consumer, made = consumer_by_hand(cluster)
+    consumer, made = consumer_by_hand(cluster, **settings)
     cluster.create(partitions)
     async with consumer:
         for partition in partitions:
@@ -363,3 +364,85 @@ async def test_a_record_is_done_if_and_only_if_its_last_delivery_was_not_refused
         assert not broken, "True after a False in one delivery"
         if who == "record handler":
             assert done == [*range(COUNT)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("who", ["reader", "batch handler"])
+async def test_a_sink_stores_each_record_once_whatever_is_refused(who: str, seed: int, tmp_path: Path) -> None:
+    """Whatever is asked for, in whatever form, and written alone or together, whether that was allowed or not."""
+    choose = random.Random(seed)
+    sink = SqliteSink(tmp_path / "sink.db")
+    async with owner_of(TopicPartition("t", 0), sink=sink) as (consumer, hand):
+        stored: list[int] = []
+        refused: set[int] = set()
+        written: list[int] = []
+        trouble = 12
+
+        def ask(unit: Record | Batch | None) -> None:
+            nonlocal trouble
+            if trouble and choose.random() < 0.2:
+                trouble -= 1
+                hand.suspend()
+            acts = consumer.may_act(unit)
+            hand.resume()
+            if unit is None:
+                first, end = 0, COUNT
+            else:
+                first, end = (
+                    (unit.offset, unit.offset + 1) if isinstance(unit, Record) else (unit.base_offset, unit.next_offset)
+                )
+            assert not (acts and any(offset < end for offset in refused))
+            if not acts:
+                refused.update(range(first, end))
+
+        def store(_: object, unit: Any) -> None:
+            units = [unit] if isinstance(unit, Record) else list(unit)
+            assert refused.isdisjoint(record.offset for record in units)
+            if choose.random() < 0.3:
+                ask(choose.choice(units))
+            written.extend(record.offset for record in units)
+
+        def write(unit: Record | Batch) -> None:
+            written.clear()
+            sink.write(unit, store)
+            assert refused.isdisjoint(written)
+            stored.extend(written)
+
+        async def act(batch: Batch) -> None:
+            assert list(batch)
+            refused.clear()
+            at = batch.base_offset
+            while at < batch.next_offset:
+                part = batch.from_offset(at).until_offset(choose.randrange(at, batch.next_offset) + 1)
+                at = part.next_offset
+                for unit in (None, part, *part):
+                    if choose.random() < 0.3:
+                        ask(unit)
+                try:
+                    for unit in [part] if choose.random() < 0.5 else part:
+                        write(unit)
+                except Fenced:
+                    if choose.random() < 0.5:
+                        raise
+                    if choose.random() < 0.5:
+                        return
+            ask(None)
+
+        processing: asyncio.Future[Any] | None = None
+        if who == "batch handler":
+            processing = asyncio.ensure_future(Processor(Handler("t", act, by_batch=True), Handling()).run(consumer))
+
+        async def is_done() -> bool:
+            if processing is None:
+                with contextlib.suppress(Fenced):
+                    if (batch := await consumer.getbatch(0.05)) is not None:
+                        await act(batch)
+            elif processing.done():
+                processing.result()
+            return {*stored} == {*range(COUNT)}
+
+        await wait_until_async(is_done, 30, lambda: f"all records: {stored}")
+        if processing is not None:
+            processing.cancel()
+            await asyncio.wait({processing})
+        assert stored == [*range(COUNT)]

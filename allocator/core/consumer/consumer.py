@@ -21,7 +21,6 @@ from allocator.core.settings.arguments import as_offset, as_offsets, as_partitio
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.loss import RecordsLost, as_written, listed
 from allocator.core.subscription.partition import TopicPartitionState
-from allocator.core.subscription.progress import Hold
 from allocator.core.telemetry.measures import Measures, reference_metrics
 from allocator.core.text.quoting import partition_names, shown
 from allocator.core.types import (
@@ -454,15 +453,15 @@ class ConsumerBase:
         if record is None:
             may_act = member.may_act()
             if hold is not None:
-                return hold.answer(None, may_act, self._stored_of(hold))
+                return hold.answer(None, may_act)
             may_act = may_act and not member.state.reader.refused
             if not may_act and self._reading.may_be_asked():
-                self._refuse_in_hand()
+                member.state.reader.refuse_all()
             return may_act
         holds = [hold] if hold is not None and hold.is_of(record) else member.state.holds_of(record)
         if holds:  # of another call, or a thread lacks the context of this one
             may_act = member.membership.may_act()
-            answers = [each.answer(record, may_act and not each.has_outlived, self._stored_of(each)) for each in holds]
+            answers = [each.answer(record, may_act and not each.has_outlived) for each in holds]
             return False not in answers
         tenure = member.state.assignment.get(TopicPartition(record.topic, record.partition))
         return tenure is not None and tenure.fence == record.fence and member.membership.may_act()
@@ -479,27 +478,19 @@ class ConsumerBase:
         self._must_not_be_lost(self._member.outlived)
         hold, reader = self._member.hold_of_call, self._member.state.reader
         if hold is not None:
-            if hold.answer(None, True, self._stored_of(hold)):
+            if hold.answer(None, True):
                 return
             refused, remedy = frozenset({hold.tenure.partition}), "end the handler's call"
         elif reader.refused:
             refused, remedy = reader.refused, "request records"
             if self._reading.may_be_asked():
-                self._refuse_in_hand()
+                reader.refuse_all()
         else:
             return
         raise NotOwned(
             f"{self.group}: may_act() was False for a record in hand of {partition_names(refused)}; {remedy}: the "
             "record comes again"
         )
-
-    def _refuse_in_hand(self) -> None:
-        member = self._member
-        member.state.reader.refuse_all(*(() if member.sink is None else (member.sink.database.reached,)))
-
-    def _stored_of(self, hold: Hold) -> int:
-        sink = self._member.sink
-        return 0 if sink is None else sink.database.reached(hold.tenure.partition)
 
     # -- subscription --------------------------------------------------------------------------------------------
 

@@ -424,6 +424,7 @@ class SinkMember:
             raise ConfigError("a sink keeps the offsets of a group; give the consumer a `group`")
         self._member = member
         self.database = check_sink(sink)
+        member.state.stored = self.database.reached
         self._group = member.group
         # identifies this owner together with the fencing token, which may repeat after ZooKeeper has lost its data
         self._owner = os.urandom(16).hex()

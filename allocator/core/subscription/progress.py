@@ -43,9 +43,9 @@ class Hold:
         """The records on which their user was told not to act, so that they are not done by this delivery. A record
         that came through a retry topic has its whole place, another one its offset."""
 
-    def answer(self, record: Any, may_act: bool, stored: int = 0) -> bool:
+    def answer(self, record: Any, may_act: bool) -> bool:
         """Returns whether the user may act on a record or batch; None: on that of the handler's call in whose context
-        the code runs. Notes that it is refused if not. Records before the `stored` offset are done all the same."""
+        the code runs. Notes that it is refused if not."""
         called = self._unit_of_call()
         unit = called if record is None else record
         if unit is None:
@@ -57,9 +57,6 @@ class Hold:
                 place = called.offset
         if isinstance(place, int):
             end = getattr(unit, "next_offset", place + 1)
-            if end <= stored:
-                return may_act
-            place = max(place, stored)
             first = _first_of(called) if called is not None and self.has(called, place) else 0
             return self._answer(place, end, may_act, first)
         may_act = may_act and place not in self.refused
@@ -99,10 +96,10 @@ class Hold:
 
     def begin_again(self, unit: Any) -> None:
         """Called when this unit is delivered again: what was said before about its records counts no more."""
-        refused = self.refused_of(unit)
-        if self.in_order:  # the unit may be the rest of a batch, whose first records are stored
-            refused += [place for place in list(self.refused) if isinstance(place, int) and place < _first_of(unit)]
-        self.refused.difference_update(refused)
+        if self.in_order:
+            self.refused.clear()
+        else:
+            self.refused.difference_update(self.refused_of(unit))
 
     @property
     def has_outlived(self) -> bool:
@@ -500,15 +497,17 @@ class ReaderHold(Hold):
             return may_act
         return super()._answer(max(place, self._first), end, may_act, first)
 
-    def refuse_from(self, offset: int) -> None:
+    def refuse_rest(self) -> None:
         if self._first is not None:
-            self.refused.add(max(offset, self._first))
+            self.refused.add(self._first)
 
     def finish(self) -> None:
         self.busy = False
         if not self.has_outlived:
             if self.refused and not self.void:
-                self._first = min(self.refused)
+                stored = self._reader.stored(self.tenure.partition)
+                # a write that was refused has stored nothing of its unit, which may begin before the refused record
+                self._first = min(self.refused) if stored is None else max(self._first or 0, stored)
                 self.tenure.hand_back()
             self._first = None
             self.tenure.holds.remove(self)
@@ -526,11 +525,15 @@ class ReaderHold(Hold):
 class ReaderHolds:
     """What the reader works on: the records that it got and not yet confirmed by a further request.
 
-    `freed` is called when partitions may have become free to be released.
+    `freed` is called when partitions may have become free to be released. `stored` returns the offset after what the
+    sink has stored of a partition; None: there is no sink.
     """
 
-    def __init__(self, freed: Callable[[], None]) -> None:
+    def __init__(
+        self, freed: Callable[[], None], stored: Callable[[TopicPartition], int | None] = lambda _: None
+    ) -> None:
         self._freed = freed
+        self.stored = stored
         self._holds: list[ReaderHold] = []
         self._outlived: list[ReaderHold] = []
         self.in_transaction = False
@@ -555,11 +558,10 @@ class ReaderHolds:
         """The tenures of which the reader has records, except those that were replaced by a seek."""
         return frozenset(hold.tenure for hold in self._holds if not hold.void)
 
-    def refuse_all(self, stored: Callable[[TopicPartition], int] = lambda _: 0) -> None:
-        """Called when the reader was told that it may not act on its records. Those before the `stored` offsets are
-        done all the same."""
+    def refuse_all(self) -> None:
+        """Called when the reader was told that it may not act on its records. What is stored is done all the same."""
         for hold in list(self._holds):  # a thread may ask
-            hold.refuse_from(stored(hold.tenure.partition))
+            hold.refuse_rest()
 
     @property
     def refused(self) -> Partitions:

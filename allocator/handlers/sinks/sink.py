@@ -171,18 +171,13 @@ class TransactionalSink(Generic[Connection]):
             left: Any = _since(unit, stored)
             if left is None:
                 return False
-            left_out = self._left_out[partition]()
-            if left_out is not None and left_out < _extent(left)[2]:
-                raise Fenced(
-                    f"{partition.topic}:{partition.partition}: a write of offset {start} is refused: may_act() was "
-                    f"False for offset {left_out}. Request records, or end the handler's call: they come again",
-                    retriable=True,
-                )
+            self._must_not_be_left_out(left)
             effects(connection, left)
             if not self._in_transaction(connection):
                 raise ConfigError(
                     "the effects ended the transaction, so they were stored without their offset: do not commit"
                 )
+            self._must_not_be_left_out(left)  # the effects may have asked
             end = _extent(left)[2]  # the effects may have met bytes that do not decode: the batch ends before them
             self._tried[partition] = start
             values = {**key, **owned._asdict(), "next_offset": end, "leader_epoch": left.leader_epoch, "stored": stored}
@@ -192,6 +187,16 @@ class TransactionalSink(Generic[Connection]):
         if self._owned.get(partition) is owned:
             self._reached[partition] = end
         return True
+
+    def _must_not_be_left_out(self, unit: Batch | Record) -> None:
+        partition, _, end = _extent(unit)
+        left_out = self._left_out[partition]()
+        if left_out is not None and left_out < end:
+            raise Fenced(
+                f"{partition.topic}:{partition.partition}: a write up to offset {end} is refused: may_act() was False "
+                f"for offset {left_out}. Request records, or end the handler's call: they come again",
+                retriable=True,
+            )
 
     async def write_async(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
         """Like `write`, in a thread."""

@@ -170,14 +170,17 @@ async def test_a_sink_stores_no_record_behind_one_that_the_reader_left_out(
 
 
 @contextlib.asynccontextmanager
-async def owner_of(*partitions: TopicPartition, **settings: Any) -> AsyncIterator[tuple[Consumer, HandMembership]]:
+async def owner_of(
+    *partitions: TopicPartition, batches: int = 1, **settings: Any
+) -> AsyncIterator[tuple[Consumer, HandMembership]]:
     """The owner of these partitions, each with some records."""
     cluster = GroupCluster(ids=True)
     consumer, made = consumer_by_hand(cluster, **settings)
     cluster.create(partitions)
     async with consumer:
         for partition in partitions:
-            cluster.produce(partition, COUNT)
+            for _ in range(batches):
+                cluster.produce(partition, COUNT)
             await made[0].take(partition, partition.partition, lambda: None)
         yield consumer, made[0]
 
@@ -372,10 +375,12 @@ async def test_a_sink_stores_each_record_once_whatever_is_refused(who: str, seed
     """Whatever is asked for, in whatever form, and written alone or together, whether that was allowed or not."""
     choose = random.Random(seed)
     sink = SqliteSink(tmp_path / "sink.db")
-    async with owner_of(TopicPartition("t", 0), sink=sink) as (consumer, hand):
+    async with owner_of(TopicPartition("t", 0), batches=2, sink=sink) as (consumer, hand):
         stored: list[int] = []
         refused: set[int] = set()
         written: list[int] = []
+        in_hand: list[Batch] = []
+        empty: list[Batch] = []
         trouble = 12
 
         def ask(unit: Record | Batch | None) -> None:
@@ -385,12 +390,10 @@ async def test_a_sink_stores_each_record_once_whatever_is_refused(who: str, seed
                 hand.suspend()
             acts = consumer.may_act(unit)
             hand.resume()
-            if unit is None:
-                first, end = 0, COUNT
+            if isinstance(unit, Record):
+                first, end = unit.offset, unit.offset + 1
             else:
-                first, end = (
-                    (unit.offset, unit.offset + 1) if isinstance(unit, Record) else (unit.base_offset, unit.next_offset)
-                )
+                first, end = (unit or in_hand[-1]).base_offset, (unit or in_hand[-1]).next_offset
             assert not (acts and any(offset < end for offset in refused))
             if not acts:
                 refused.update(range(first, end))
@@ -409,8 +412,10 @@ async def test_a_sink_stores_each_record_once_whatever_is_refused(who: str, seed
             stored.extend(written)
 
         async def act(batch: Batch) -> None:
-            assert list(batch)
+            if not list(batch):
+                empty.append(batch)
             refused.clear()
+            in_hand[:] = [batch]
             at = batch.base_offset
             while at < batch.next_offset:
                 part = batch.from_offset(at).until_offset(choose.randrange(at, batch.next_offset) + 1)
@@ -439,10 +444,23 @@ async def test_a_sink_stores_each_record_once_whatever_is_refused(who: str, seed
                         await act(batch)
             elif processing.done():
                 processing.result()
-            return {*stored} == {*range(COUNT)}
+            return {*stored} == {*range(2 * COUNT)}
 
         await wait_until_async(is_done, 30, lambda: f"all records: {stored}")
         if processing is not None:
             processing.cancel()
             await asyncio.wait({processing})
-        assert stored == [*range(COUNT)]
+        assert stored == [*range(2 * COUNT)]
+        assert not empty
+
+
+async def test_a_question_about_a_former_record_says_nothing_of_those_in_hand() -> None:
+    async with owner_of(TopicPartition("t", 0)) as (consumer, hand):
+        former, current = await consumer.getone(10), await consumer.getone(10)
+        hand.suspend()
+        assert not consumer.may_act(former)
+        hand.resume()
+        assert consumer.may_act(current)
+        following = await consumer.getone(10)
+        assert following is not None
+        assert following.offset == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from allocator.core.fetch import Batch
 from allocator.core.subscription import DoneSet, Hold
 from allocator.core.telemetry import Measures
+from allocator.errors import CorruptRecordError
 from allocator.handlers.due import DueGate
 from allocator.handlers.failures import Failures
 from allocator.handlers.handling import Handling
@@ -308,9 +310,11 @@ class Admission:
         """
         self._verified = True
         known = self.window.known
-        first = next(iter(batch), None)
         if known is None:
             return
+        first = None
+        with contextlib.suppress(CorruptRecordError):  # the processing ends at it
+            first = next(iter(batch), None)
         if self._work.by_batch or first is None or first.offset != known.base:
             why = "the handler takes batches" if self._work.by_batch else f"there is no record at offset {known.base}"
         elif known.mark and fingerprint(first) != known.mark:

@@ -14,6 +14,7 @@ from allocator.errors import (
     AllocatorError,
     AlreadyStored,
     BrokerError,
+    CorruptRecordError,
     Fenced,
     HandlerFailed,
     SinkBehind,
@@ -32,7 +33,9 @@ from allocator.types import Record
 
 log = logging.getLogger(__name__)
 
-OUT_OF_STEP = (AlreadyStored, SinkBehind)  # what a sink raises if its offset is not where the records in hand begin
+# No record has failed: a sink's offset is not where the records in hand begin, or a batch begins with bytes that do not
+# decode. Attempts and dead letters would not help, so these end the processing as they are.
+FATAL = (AlreadyStored, SinkBehind, CorruptRecordError)
 TOO_LARGE = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 
 
@@ -81,7 +84,7 @@ class Failures:
             return Action.DEAD_LETTER
         if isinstance(error, Skipped):
             return Action.SKIP
-        if isinstance(error, (HandlerMisuse, *OUT_OF_STEP)):
+        if isinstance(error, (HandlerMisuse, *FATAL)):
             return Action.STOP
         action = self._policy.action(error)
         # by default, an exception such as SystemExit ends the process and does not concern the record
@@ -159,8 +162,8 @@ class Failures:
         where = worker.where(offset)
         if isinstance(error, Skipped):
             return True
-        if isinstance(error, OUT_OF_STEP):
-            raise error  # the record did not fail: a new start continues where the sink is
+        if isinstance(error, FATAL):
+            raise error
         if action is Action.SKIP:
             log.error("%s; skipping it", failed.what, extra=where, exc_info=shortened(error))
             self._measures.records_skipped += 1

@@ -255,3 +255,50 @@ async def test_a_sink_that_decodes_in_its_effects_stores_the_offset_before_it(ba
                 await asyncio.wait_for(processor.run(consumer) if batches else read(), 30)
         assert stored == [*range(BAD)]
         assert sink.offsets("g") == {P: BAD}
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_batch_without_a_record_before_it_raises_the_error(form: Callable[[Batch], list[int]]) -> None:
+    """Not empty: a program that takes its last record would fail with an error that names nothing."""
+    async with owner(first=0) as (consumer, cluster, _):
+        found = await consumer.getbatch(5)
+        assert found is not None
+        with pytest.raises(CorruptRecordError) as raised:
+            form(found)
+        assert raised.value.offset == 0
+        with pytest.raises(CorruptRecordError):
+            await consumer.getbatch(5)
+        await consumer.commit()
+        assert cluster.committed[P].offset == 0
+
+
+@pytest.mark.parametrize("ends", ["first", "middle"])
+@pytest.mark.parametrize("reads", ["all", "no", "part of a part"])
+@pytest.mark.parametrize("batches", [False, True], ids=["reader", "process"])
+async def test_a_sink_stores_no_offset_behind_it_whatever_the_effects_read(
+    batches: bool, reads: str, ends: str, tmp_path: Path
+) -> None:
+    calls = 0
+
+    def effects(_: object, found: Batch) -> None:
+        nonlocal calls
+        calls += 1
+        if reads != "no":
+            assert list(found if reads == "all" else found.from_offset(found.base_offset + 1).from_offset(2))
+
+    bad = 0 if ends == "first" else BAD
+    with contextlib.closing(SqliteSink(tmp_path / "sink.db")) as sink:
+        async with owner(first=bad, sink=sink) as (consumer, _, _):
+
+            async def write(found: Batch) -> None:
+                await sink.write_async(found, effects)
+
+            async def read() -> None:
+                async for found in consumer:
+                    await write(found)
+
+            processor = Processor(Handler("test", write, by_batch=True), Handling(dead_letter_topic="letters"))
+            with pytest.raises(CorruptRecordError):
+                await asyncio.wait_for(processor.run(consumer) if batches else read(), 30)
+        assert sink.offsets("g") == ({P: bad} if bad else {})
+    assert bool(calls) is bool(bad)

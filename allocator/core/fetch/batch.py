@@ -42,7 +42,8 @@ class Batch(Sequence[Record]):
     further `next`.
 
     A batch that a consumer has delivered ends before such bytes instead, once they are found: iteration stops, columns
-    have the records before them, and `next_offset` is their offset. The consumer's next request raises the error.
+    have the records before them, and `next_offset` is their offset. The consumer's next request raises the error. If no
+    record is before them, the batch raises it too.
     """
 
     __slots__ = (
@@ -95,7 +96,8 @@ class Batch(Sequence[Record]):
         self._root: Batch | None = None
 
     def watch(self, on_corrupt: Callable[[int, CorruptRecordError], None]) -> None:
-        """Makes this batch and its slices end before bytes that do not decode, instead of raising the error.
+        """Makes this batch and its slices end before bytes that do not decode, instead of raising the error. They raise
+        it if they have no record before these bytes.
 
         When they are found, `on_corrupt` is called with their offset and the error, in the thread that found them.
         """
@@ -146,11 +148,10 @@ class Batch(Sequence[Record]):
         return ends[-1] if ends else 0
 
     def __iter__(self) -> Iterator[Record]:
-        return self._records(self._first, self._end)
+        return self._records(self._first, self._end, self._end_iteration)
 
-    def _records(self, first: int, end: int) -> Iterator[Record]:
-        on_corrupt = self._end_before if self._is_watched else None
-        records = self._found.records(first, end, self._start, self._stop, on_corrupt)
+    def _records(self, first: int, end: int, on_corrupt: Callable[[CorruptRecordError], object]) -> Iterator[Record]:
+        records = self._found.records(first, end, self._start, self._stop, on_corrupt if self._is_watched else None)
         # without deserializers, no Python code runs for each record
         return records if self._is_raw() else map(self._deserialized, records)
 
@@ -176,6 +177,18 @@ class Batch(Sequence[Record]):
             raise
         record = next(columns.records(first + within, first + within + 1))
         return record if self._is_raw() else self._deserialized(record)
+
+    def end_before_undecodable(self) -> None:
+        """Makes a watched batch end now before bytes that do not decode. Raises `CorruptRecordError` for these bytes if
+        the batch is not watched, or has no record before them. Decodes one record batch at a time."""
+        number = self._first
+        while number < self._end:
+            try:
+                self._part(number)
+                number += 1
+            except CorruptRecordError as error:
+                if not self._end_before(error):
+                    raise
 
     def raw(self) -> Batch:
         """Returns the same records, with keys and values as bytes."""
@@ -224,7 +237,8 @@ class Batch(Sequence[Record]):
         """Yields the offset after each compressed record batch and each run of others, the bytes to which it
         decompresses, and its records.
 
-        It decompresses a record batch when that is reached. Records and iterator keep these bytes in memory.
+        It decompresses a record batch when that is reached. Records and iterator keep these bytes in memory. In a
+        watched batch it ends before bytes that do not decode, even if no record is before them.
         """
         segments, number = self._found.segments, self._first
         while number < self._end:
@@ -238,7 +252,7 @@ class Batch(Sequence[Record]):
     def _begun(self, first: int, end: int, stop: int) -> tuple[int, int, Iterator[Record]]:
         """Reads the first record of these segments, which end at `stop`. Returns what `parts` yields for them."""
         before = decompressed.nbytes
-        records = self._records(first, end)
+        records = self._records(first, end, self._end_before)
         begun = list(islice(records, 1))
         return min(stop, self._stop), decompressed.nbytes - before, chain(begun, records)
 
@@ -336,7 +350,8 @@ class Batch(Sequence[Record]):
         return self._on_corrupt is not None or self._root is not None
 
     def _end_before(self, error: CorruptRecordError) -> bool:
-        """Ends a watched batch before the record batch of `error`. Returns False for another one, which raises it."""
+        """Ends a watched batch before the record batch of `error`. Returns False if the batch raises the error: it is
+        not watched, or has no record before that."""
         if not self._is_watched:
             return False
         segments = self._found.segments
@@ -344,11 +359,16 @@ class Batch(Sequence[Record]):
         # the error of a compressed set in an old format has the offset of its last record
         at = min(segments[number].base_offset, error.offset)
         root = self if self._root is None else self._root
+        has_records = self.base_offset < at
         for each in {self, root}:
             each._shorten(at)
         assert root._on_corrupt is not None
         root._on_corrupt(max(at, root._start), error)
-        return True
+        return has_records
+
+    def _end_iteration(self, error: CorruptRecordError) -> None:
+        if not self._end_before(error):
+            raise error
 
     def _shorten(self, stop: int) -> None:
         segments = self._found.segments

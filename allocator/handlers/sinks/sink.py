@@ -171,6 +171,8 @@ class TransactionalSink(Generic[Connection]):
             left: Any = _since(unit, stored)
             if left is None:
                 return False
+            if isinstance(left, Batch):
+                left.end_before_undecodable()  # the effects may not reach these bytes
             self._must_not_be_left_out(left)
             effects(connection, left)
             if not self._in_transaction(connection):
@@ -178,7 +180,7 @@ class TransactionalSink(Generic[Connection]):
                     "the effects ended the transaction, so they were stored without their offset: do not commit"
                 )
             self._must_not_be_left_out(left)  # the effects may have asked
-            end = _extent(left)[2]  # the effects may have met bytes that do not decode: the batch ends before them
+            end = _extent(left)[2]
             self._tried[partition] = start
             values = {**key, **owned._asdict(), "next_offset": end, "leader_epoch": left.leader_epoch, "stored": stored}
             if self._run(connection, STORE, values).rowcount != 1:

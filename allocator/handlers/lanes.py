@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from allocator.core.aio import BackgroundTasks
 from allocator.core.consumer import RecordCommands
-from allocator.core.fetch import Batch
 from allocator.core.subscription import Call, Hold
 from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, check_done
@@ -105,8 +104,6 @@ class Lanes:
 
     Guarantee: each lane has one call at a time. A call begins only while `may_act` returns True and the worker of the
     lane is not stopping. While it runs, its lane is in the worker's `calls`.
-
-    `stored` returns the offset after what the sink has stored of a partition; None: there is no sink.
     """
 
     def __init__(
@@ -120,7 +117,6 @@ class Lanes:
         broken: Callable[[BaseException], None],
         results: Results,
         processes: bool = False,
-        stored: Callable[[TopicPartition], int | None] = lambda _: None,
     ) -> None:
         self._handler = handler
         self._results = results
@@ -128,7 +124,6 @@ class Lanes:
         self._ordering = ordering
         self._may_act = may_act
         self._until_active = until_active
-        self._stored = stored
         self._ready: deque[Lane] = deque()
         self._commands = RecordCommands()
         self._parked: dict[Lane, None] = {}
@@ -287,7 +282,7 @@ class Lanes:
                 if guard is not None:
                     guard(unit.argument)
                 result = await call(unit.argument)
-                if worker.refused and self._is_refused(worker, unit):
+                if worker.refused and _is_refused(worker, unit):
                     break  # it did not act, so it is called again once it may
                 if result is not None:
                     check_done(result, self._handler.name)
@@ -303,7 +298,7 @@ class Lanes:
             except BaseException as error:  # the user's; the policy decides what follows
                 if isinstance(error, KeyboardInterrupt) and not self._handler.catches_interrupts:
                     raise  # Ctrl-C interrupts any code that the loop runs; the handler did not fail
-                return None if worker.refused and self._is_refused(worker, unit) else error
+                return None if worker.refused and _is_refused(worker, unit) else error
             _returned(unit, records, kept=kept)
             units.popleft()
             finished.append(unit)
@@ -396,7 +391,7 @@ class Lanes:
                     if guard is not None:
                         guard(unit.argument)
                     result = call(unit.argument)
-                    if worker.refused and self._is_refused(worker, unit):
+                    if worker.refused and _is_refused(worker, unit):
                         break  # it did not act, so it is called again once it may
                     if result is not None:
                         returned = produced(result, self._handler.name)
@@ -408,7 +403,7 @@ class Lanes:
                     break
                 # catches every class: if an error ended this turn, its lanes would be stuck
                 except BaseException as raised:  # noqa: BLE001 - the user's; the policy decides what follows
-                    error = None if worker.refused and self._is_refused(worker, unit) else raised
+                    error = None if worker.refused and _is_refused(worker, unit) else raised
                     break
                 finally:
                     now = time.monotonic()
@@ -417,23 +412,20 @@ class Lanes:
             results.append((count, error, now - begun))
         return results
 
-    def _is_refused(self, worker: LaneOwner, unit: Unit) -> bool:
-        """Returns whether the unit is to be called again because `may_act` was False for a record of it. The records of
-        a batch that the sink has stored do not come again."""
-        if not worker.refused_of(unit.argument):
-            return False
-        if isinstance(unit.argument, Batch):
-            first = self._stored(worker.partition) or 0
-            if first >= unit.argument.next_offset:
-                return False
-            unit.argument = unit.argument.from_offset(first)
-        return True
-
 
 def _begin(worker: LaneOwner, entered: Call, unit: Unit) -> None:
     if worker.refused:
         worker.begin_again(unit.argument)
     entered.unit = unit.argument
+
+
+def _is_refused(worker: LaneOwner, unit: Unit) -> bool:
+    """Returns whether the unit is to be called again because its user may not have acted on all of it."""
+    rest = worker.refused_part(unit.argument)
+    if rest is None:
+        return False
+    unit.argument = rest
+    return True
 
 
 def _returned(unit: Unit, records: Sequence[TakenRecord], *, kept: bool) -> None:

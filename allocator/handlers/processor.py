@@ -169,7 +169,6 @@ class Processor:
                 broken=self._fail,
                 results=results,
                 processes=handling.workers == "processes",
-                stored=member.state.stored,
             ),
             failures=Failures(
                 handler.name,

@@ -178,18 +178,6 @@ class Batch(Sequence[Record]):
         record = next(columns.records(first + within, first + within + 1))
         return record if self._is_raw() else self._deserialized(record)
 
-    def end_before_undecodable(self) -> None:
-        """Makes a watched batch end now before bytes that do not decode. Raises `CorruptRecordError` for these bytes if
-        the batch is not watched, or has no record before them. Decodes one record batch at a time."""
-        number = self._first
-        while number < self._end:
-            try:
-                self._part(number)
-                number += 1
-            except CorruptRecordError as error:
-                if not self._end_before(error):
-                    raise
-
     def raw(self) -> Batch:
         """Returns the same records, with keys and values as bytes."""
         if self._is_raw():

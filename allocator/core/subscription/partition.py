@@ -6,6 +6,7 @@ import enum
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from allocator.core.subscription.progress import Progress
@@ -76,6 +77,7 @@ class TopicPartitionState(Progress):
         super().__init__(partition, fence)
         self.record = record
         """All tenures of the member."""
+        self.stored = partial(record.stored, partition)
         self._clock = clock
         self.epoch = self.record.next_epoch()
         self.fetch_state = FetchState.INITIALIZING

@@ -85,8 +85,17 @@ class Hold:
     def end_before(self, offset: int) -> None:
         """Called when the bytes at `offset` do not decode, so that nothing from there on is delivered."""
 
-    def refused_of(self, unit: Any) -> list[Any]:
-        """Returns the places of the records of this unit on which the user was told not to act."""
+    def refused_part(self, unit: Any) -> Any:
+        """Returns what is to be delivered again of a record or batch, because the user was told not to act on some
+        record of it: all but what a sink has stored. None if there is nothing."""
+        if not self._refused_of(unit):
+            return None
+        stored = self.tenure.stored()
+        if stored is None or not hasattr(unit, "from_offset"):
+            return unit
+        return unit.from_offset(stored) if stored < unit.next_offset else None
+
+    def _refused_of(self, unit: Any) -> list[Any]:
         return [place for place in list(self.refused) if self.has(unit, place)]
 
     def left_out(self) -> list[int]:
@@ -99,7 +108,7 @@ class Hold:
         if self.in_order:
             self.refused.clear()
         else:
-            self.refused.difference_update(self.refused_of(unit))
+            self.refused.difference_update(self._refused_of(unit))
 
     @property
     def has_outlived(self) -> bool:
@@ -196,6 +205,7 @@ class Progress(Tenure):
         "moves",
         "proof",
         "replaced",
+        "stored",
         "topic_id",
     )
 
@@ -226,6 +236,8 @@ class Progress(Tenure):
         self._unconfirmed = False
         self.proof: Proof | None = None
         """What this process has handled, once the tenure has ended; None if that proves nothing."""
+        self.stored: Callable[[], int | None] = lambda: None
+        """Returns the offset after what this owner has stored in a sink; None: there is no sink."""
 
     # -- position
 
@@ -505,7 +517,7 @@ class ReaderHold(Hold):
         self.busy = False
         if not self.has_outlived:
             if self.refused and not self.void:
-                stored = self._reader.stored(self.tenure.partition)
+                stored = self.tenure.stored()
                 # a write that was refused has stored nothing of its unit, which may begin before the refused record
                 self._first = min(self.refused) if stored is None else max(self._first or 0, stored)
                 self.tenure.hand_back()
@@ -525,15 +537,11 @@ class ReaderHold(Hold):
 class ReaderHolds:
     """What the reader works on: the records that it got and not yet confirmed by a further request.
 
-    `freed` is called when partitions may have become free to be released. `stored` returns the offset after what the
-    sink has stored of a partition; None: there is no sink.
+    `freed` is called when partitions may have become free to be released.
     """
 
-    def __init__(
-        self, freed: Callable[[], None], stored: Callable[[TopicPartition], int | None] = lambda _: None
-    ) -> None:
+    def __init__(self, freed: Callable[[], None]) -> None:
         self._freed = freed
-        self.stored = stored
         self._holds: list[ReaderHold] = []
         self._outlived: list[ReaderHold] = []
         self.in_transaction = False

@@ -82,9 +82,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         """Called when a log came into doubt (`TopicPartitionState.in_doubt`); None if nobody can decide."""
         self.doubts: Counter[str] = Counter()
         """How often each topic came into doubt: offsets that were read before may be those of a former topic."""
-        self.stored: Callable[[TopicPartition], int | None] = lambda _: None
-        """Returns the offset after what the sink has stored of a partition; None: there is no sink."""
-        self.reader = ReaderHolds(lambda: self.on_freed(), lambda partition: self.stored(partition))
+        self.reader = ReaderHolds(lambda: self.on_freed())
         """What the reader works on. Empty while a processor handles the records."""
 
     # -- assignment

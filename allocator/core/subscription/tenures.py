@@ -65,6 +65,8 @@ class Tenures(Generic[T]):
         """Partitions, owned or not, whose records are not delivered, because an operator command pauses them."""
         self.on_end: Callable[[list[T]], None] = lambda ended: None
         """Called with the tenures that have just ended."""
+        self.stored: Callable[[TopicPartition], int | None] = lambda _: None
+        """Returns the offset after what the sink has stored of a partition; None: there is no sink."""
 
     def next_epoch(self) -> int:
         """Returns a new epoch. No two partitions get the same epoch."""

@@ -23,6 +23,7 @@ import asyncio
 import logging
 import re
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, NamedTuple, Optional, TypeVar, Union
@@ -172,14 +173,14 @@ class TransactionalSink(Generic[Connection]):
             if left is None:
                 return False
             if isinstance(left, Batch):
-                left.end_before_undecodable()  # the effects may not reach these bytes
-            self._must_not_be_left_out(left)
+                left = _decodable(left)
+            _check_refused(left, self._left_out[partition]())
             effects(connection, left)
             if not self._in_transaction(connection):
                 raise ConfigError(
                     "the effects ended the transaction, so they were stored without their offset: do not commit"
                 )
-            self._must_not_be_left_out(left)  # the effects may have asked
+            _check_refused(left, self._left_out[partition]())  # the effects may have asked
             end = _extent(left)[2]
             self._tried[partition] = start
             values = {**key, **owned._asdict(), "next_offset": end, "leader_epoch": left.leader_epoch, "stored": stored}
@@ -189,16 +190,6 @@ class TransactionalSink(Generic[Connection]):
         if self._owned.get(partition) is owned:
             self._reached[partition] = end
         return True
-
-    def _must_not_be_left_out(self, unit: Batch | Record) -> None:
-        partition, _, end = _extent(unit)
-        left_out = self._left_out[partition]()
-        if left_out is not None and left_out < end:
-            raise Fenced(
-                f"{partition.topic}:{partition.partition}: a write up to offset {end} is refused: may_act() was False "
-                f"for offset {left_out}. Request records, or end the handler's call: they come again",
-                retriable=True,
-            )
 
     async def write_async(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
         """Like `write`, in a thread."""
@@ -472,6 +463,24 @@ def _since(unit: Unit, stored: int) -> Unit | None:
         return None
     assert isinstance(unit, Batch)  # a record cannot be stored in parts
     return unit.from_offset(stored)  # type: ignore[return-value]
+
+
+def _check_refused(unit: Batch | Record, left_out: int | None) -> None:
+    partition, _, end = _extent(unit)
+    if left_out is not None and left_out < end:
+        raise Fenced(
+            f"{partition.topic}:{partition.partition}: a write up to offset {end} is refused: may_act() was False for "
+            f"offset {left_out}. Request records, or end the handler's call: they come again",
+            retriable=True,
+        )
+
+
+def _decodable(batch: Batch) -> Batch:
+    """Returns the records before bytes that do not decode, which the effects may not reach. Raises `CorruptRecordError`
+    if there is none."""
+    raw = batch.raw()
+    deque(raw, maxlen=0)
+    return batch if raw.next_offset == batch.next_offset else batch.until_offset(raw.next_offset)
 
 
 def _supersedes(claim: SinkClaim, owner: str, row: _Row, overruled: _Owned | None) -> bool:

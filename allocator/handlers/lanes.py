@@ -282,7 +282,7 @@ class Lanes:
                 if guard is not None:
                     guard(unit.argument)
                 result = await call(unit.argument)
-                if worker.refused and _is_refused(worker, unit):
+                if worker.refused and _comes_again(worker, unit):
                     break  # it did not act, so it is called again once it may
                 if result is not None:
                     check_done(result, self._handler.name)
@@ -298,7 +298,10 @@ class Lanes:
             except BaseException as error:  # the user's; the policy decides what follows
                 if isinstance(error, KeyboardInterrupt) and not self._handler.catches_interrupts:
                     raise  # Ctrl-C interrupts any code that the loop runs; the handler did not fail
-                return None if worker.refused and _is_refused(worker, unit) else error
+                if not (worker.refused and worker.has_refused(unit.argument)):
+                    return error
+                if _comes_again(worker, unit):
+                    return None
             _returned(unit, records, kept=kept)
             units.popleft()
             finished.append(unit)
@@ -391,7 +394,7 @@ class Lanes:
                     if guard is not None:
                         guard(unit.argument)
                     result = call(unit.argument)
-                    if worker.refused and _is_refused(worker, unit):
+                    if worker.refused and _comes_again(worker, unit):
                         break  # it did not act, so it is called again once it may
                     if result is not None:
                         returned = produced(result, self._handler.name)
@@ -403,8 +406,11 @@ class Lanes:
                     break
                 # catches every class: if an error ended this turn, its lanes would be stuck
                 except BaseException as raised:  # noqa: BLE001 - the user's; the policy decides what follows
-                    error = None if worker.refused and _is_refused(worker, unit) else raised
-                    break
+                    if not (worker.refused and worker.has_refused(unit.argument)):
+                        error = raised
+                        break
+                    if _comes_again(worker, unit):
+                        break
                 finally:
                     now = time.monotonic()
                 _returned(unit, records, kept=kept)
@@ -419,9 +425,10 @@ def _begin(worker: LaneOwner, entered: Call, unit: Unit) -> None:
     entered.unit = unit.argument
 
 
-def _is_refused(worker: LaneOwner, unit: Unit) -> bool:
-    """Returns whether the unit is to be called again because its user may not have acted on all of it."""
-    rest = worker.refused_part(unit.argument)
+def _comes_again(worker: LaneOwner, unit: Unit) -> bool:
+    """Returns whether the unit, or the rest of it, is to be called again: its user was told not to act on some record,
+    and the sink has not stored that all the same."""
+    rest = worker.unstored_part(unit.argument) if worker.has_refused(unit.argument) else None
     if rest is None:
         return False
     unit.argument = rest

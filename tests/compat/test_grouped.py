@@ -161,6 +161,34 @@ async def test_values_on_which_the_user_could_not_act_come_again(service: Servic
         await consumer.close()
 
 
+async def test_a_refusal_of_one_topic_ends_although_another_one_is_consumed_first(
+    service: Service, topic_factory: Callable[..., str]
+) -> None:
+    topics = [service.topic, topic_factory(4)]
+    for topic in topics:
+        await Service(service.cluster, topic, service.group).produce(list(range(3)))
+    done: set[tuple[str, Any]] = set()
+    refused = 0
+    async with service.through_a_proxy() as (proxy, consumer):
+        await consumer.connect()
+        while len(done) < 6 and refused < 20:
+            for topic in topics:
+                for value in await consumer.consume(topic) or ():
+                    if not refused and topic == topics[1]:
+                        await asyncio.to_thread(proxy.stop)
+                        await wait_until_async(lambda: not member_of(consumer).may_act(), 30, "the end of the lease")
+                        assert not consumer.may_act()
+                        await asyncio.to_thread(proxy.start)
+                        await wait_until_async(member_of(consumer).may_act, 30, "the lease")
+                    if not consumer.may_act():
+                        refused += 1
+                        break
+                    done.add((topic, value))
+        await consumer.close()
+    assert len(done) == 6
+    assert refused == 1
+
+
 @over_both
 async def test_two_members_are_assigned_by_a_function_with_kiels_signature(service: Service) -> None:
     def last_member_gets_partition_zero(members, partitions):

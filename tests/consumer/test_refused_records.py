@@ -427,11 +427,15 @@ async def test_a_sink_stores_each_record_once_whatever_is_refused(who: str, seed
                     for unit in [part] if choose.random() < 0.5 else part:
                         write(unit)
                 except Fenced:
-                    if choose.random() < 0.5:
+                    if choose.random() < 0.3 and min(refused) <= len(stored):
+                        consumer.seek(TopicPartition("t", 0), len(stored))  # to get it again; it does so anyway
+                    if choose.random() < 0.4:
                         raise
                     if choose.random() < 0.5:
                         return
             ask(None)
+            if choose.random() < 0.5 and refused:
+                await consumer.until_may_act()
 
         processing: asyncio.Future[Any] | None = None
         if who == "batch handler":
@@ -439,7 +443,7 @@ async def test_a_sink_stores_each_record_once_whatever_is_refused(who: str, seed
 
         async def is_done() -> bool:
             if processing is None:
-                with contextlib.suppress(Fenced):
+                with contextlib.suppress(Fenced, NotOwned):
                     if (batch := await consumer.getbatch(0.05)) is not None:
                         await act(batch)
             elif processing.done():
@@ -464,3 +468,51 @@ async def test_a_question_about_a_former_record_says_nothing_of_those_in_hand() 
         following = await consumer.getone(10)
         assert following is not None
         assert following.offset == 2
+
+
+async def test_a_batch_whose_sink_has_it_is_done_although_its_handler_was_refused_afterwards(tmp_path: Path) -> None:
+    sink = SqliteSink(tmp_path / "sink.db")
+    partition = TopicPartition("t", 0)
+    async with owner_of(partition, sink=sink, auto_commit_interval_s=0.1) as (consumer, hand):
+        calls: list[int] = []
+
+        async def handle(batch: Batch) -> None:
+            calls.append(batch.base_offset)
+            for record in batch:
+                sink.write(record, lambda *_: None)
+            if len(calls) == 1:
+                hand.suspend()
+                assert not consumer.may_act()
+                hand.resume()
+                await consumer.until_may_act()
+
+        async def is_done() -> bool:
+            if processing.done():
+                processing.result()
+            committed = await consumer.committed(partition)
+            return committed is not None and committed.offset == COUNT
+
+        processing = asyncio.ensure_future(
+            Processor(Handler("t", handle, by_batch=True), Handling(retries=0)).run(consumer)
+        )
+        await wait_until_async(is_done, 30, "the commit")
+        processing.cancel()
+        await asyncio.wait({processing})
+        assert calls == [0]
+
+
+async def test_a_seek_lifts_no_refusal_before_the_next_request() -> None:
+    partition = TopicPartition("t", 0)
+    async with owner_of(partition) as (consumer, hand):
+        (records,) = (await consumer.getmany(10)).values()
+        hand.suspend()
+        assert not consumer.may_act(records[2])
+        hand.resume()
+        consumer.seek(partition, 2)
+        assert not consumer.may_act(records[3])
+        assert not consumer.may_act()
+        with pytest.raises(NotOwned):
+            await consumer.until_may_act()
+        (again,) = (await consumer.getmany(10)).values()
+        assert consumer.may_act(again[0])
+        assert [record.offset for record in again] == [*range(2, COUNT)]

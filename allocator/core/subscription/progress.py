@@ -85,15 +85,16 @@ class Hold:
     def end_before(self, offset: int) -> None:
         """Called when the bytes at `offset` do not decode, so that nothing from there on is delivered."""
 
-    def refused_part(self, unit: Any) -> Any:
-        """Returns what is to be delivered again of a record or batch, because the user was told not to act on some
-        record of it: all but what a sink has stored. None if there is nothing."""
-        if not self._refused_of(unit):
-            return None
-        stored = self.tenure.stored()
-        if stored is None or not hasattr(unit, "from_offset"):
+    def has_refused(self, unit: Any) -> bool:
+        """Returns whether the user was told not to act on some record of this record or batch."""
+        return bool(self._refused_of(unit))
+
+    def unstored_part(self, unit: Any) -> Any:
+        """Returns the part of a record or batch that the sink has not stored; None if it has stored it all."""
+        stored, first = self.tenure.stored(), _first_of(unit)
+        if stored is None or stored <= first:
             return unit
-        return unit.from_offset(stored) if stored < unit.next_offset else None
+        return unit.from_offset(stored) if stored < getattr(unit, "next_offset", first + 1) else None
 
     def _refused_of(self, unit: Any) -> list[Any]:
         return [place for place in list(self.refused) if self.has(unit, place)]
@@ -388,7 +389,7 @@ class Progress(Tenure):
     def left_out(self) -> int | None:
         """Returns the lowest offset in hand on which its user was told not to act; None if there is none. May be called
         in any thread."""
-        holds = [hold for hold in list(self.holds) if hold.refused and hold.busy and not hold.void]
+        holds = [hold for hold in list(self.holds) if hold.refused and hold.busy]
         return min((place for hold in holds for place in hold.left_out()), default=None)
 
     def take_beyond(self, start: int) -> DoneSet | None:
@@ -574,7 +575,7 @@ class ReaderHolds:
     @property
     def refused(self) -> Partitions:
         """The partitions of which the reader was told not to act on some record in hand."""
-        return frozenset(hold.tenure.partition for hold in list(self._holds) if hold.refused and not hold.void)
+        return frozenset(hold.tenure.partition for hold in list(self._holds) if hold.refused)
 
     def were_refused(self, tenure: Progress) -> bool:
         """Whether the reader was told not to act on some record of the tenure."""
@@ -603,14 +604,19 @@ class ReaderHolds:
         self._holds.append(hold)
 
     def finish(self, topic: str | None = None) -> None:
-        """Marks the delivered records (of one topic, or of all) as done: the reader requested more. Raises IllegalState
-        in a transaction."""
+        """Marks the delivered records (of one topic, or of all) as done: the reader requested more. Those of other
+        topics that it was told not to act on come again. Raises IllegalState in a transaction."""
         if self.in_transaction:
             raise IllegalState(
                 "a transaction has the records in hand; end its block before you request more records or commit them"
             )
         if topic is not None or self._outlived:
-            self._end(ReaderHold.finish, lambda hold: topic in (None, hold.tenure.partition.topic))
+            self._end(
+                ReaderHold.finish,
+                lambda hold: (
+                    topic in (None, hold.tenure.partition.topic) or (bool(hold.refused) and not hold.has_outlived)
+                ),
+            )
         elif self._holds:  # for each record of `getone`
             ended, self._holds = self._holds, []
             for hold in ended:

@@ -316,4 +316,4 @@ class SubscriptionState(Tenures[TopicPartitionState]):
 
 
 def _holds_of(tenure: TopicPartitionState, record: Any) -> list[Hold]:
-    return [each for each in list(tenure.holds) if each.tenure is tenure and not each.void and each.is_of(record)]
+    return [each for each in list(tenure.holds) if each.tenure is tenure and each.is_of(record)]

@@ -576,6 +576,14 @@ cdef class Columns:
         cdef const char *base = self.base if view.buffer == 0 else PyBytes_AsString(self.buffers[view.buffer])
         return PyBytes_FromStringAndSize(base + view.position, view.length)
 
+    cdef int _give_size(self, view_t *view, uint8_t *bits, object part, object size) except -1:
+        """Sets the size of a key or value that is not in these columns."""
+        if size is None:
+            size = len(part) if isinstance(part, bytes) else -1
+        bits[0] = size >= 0
+        view.length = size
+        return 0
+
     cdef Py_ssize_t _size(self, Py_ssize_t row, bint key):
         cdef uint8_t *bits = self.c.key_bits if key else self.c.value_bits
         if not bits[row >> 3] >> (row & 7) & 1:
@@ -933,7 +941,7 @@ cdef class Record:
 
     def __init__(
         self, topic, partition, offset, timestamp, timestamp_type, key, value, headers, leader_epoch=None,
-        fence=None
+        fence=None, serialized_key_size=None, serialized_value_size=None
     ):
         cdef Columns columns = Columns.__new__(Columns)
         cdef Segment segment = Segment.__new__(Segment)
@@ -947,6 +955,8 @@ cdef class Record:
         columns.jobs[0].row, columns.jobs[0].count = 0, 1
         columns._make_room(1)
         columns.c.offsets[0], columns.c.timestamps[0] = offset, timestamp
+        columns._give_size(columns.c.keys, columns.c.key_bits, key, serialized_key_size)
+        columns._give_size(columns.c.values, columns.c.value_bits, value, serialized_value_size)
         self._columns, self._row = columns, 0
         self._key, self._value, self._headers = key, value, headers
         self._known = KEY | VALUE | HEADERS
@@ -1039,7 +1049,7 @@ cdef class Record:
     __hash__ = None
 
     def __reduce__(self):
-        return Record, (*self._fields(), self.fence)
+        return Record, (*self._fields(), self.fence, self.serialized_key_size, self.serialized_value_size)
 
     def __repr__(self):
         topic, partition, offset, timestamp, kind, key, value, headers, epoch = self._fields()

@@ -46,6 +46,8 @@ class Source(Protocol):
 
     def value(self, row: int) -> bytes | None: ...
 
+    def sizes(self, row: int) -> tuple[int, int]: ...
+
     def headers(self, row: int) -> Headers: ...
 
 
@@ -60,6 +62,8 @@ class _GivenValues:
     timestamp_type: int | None
     leader_epoch: int | None
     fence: int | None
+    key_size: int
+    value_size: int
 
     def key(self, row: int) -> bytes | None:
         return None
@@ -67,8 +71,16 @@ class _GivenValues:
     def value(self, row: int) -> bytes | None:
         return None
 
+    def sizes(self, row: int) -> tuple[int, int]:
+        return self.key_size, self.value_size
+
     def headers(self, row: int) -> Headers:
         return []
+
+
+def size_of(part: Any) -> int:
+    """Returns the size on the wire of a key or value, -1 for null or if it is no bytes."""
+    return len(part) if isinstance(part, bytes) else -1
 
 
 class PlainRecord:
@@ -97,9 +109,19 @@ class PlainRecord:
         headers: Headers,
         leader_epoch: int | None = None,
         fence: int | None = None,
+        serialized_key_size: int | None = None,
+        serialized_value_size: int | None = None,
     ) -> None:
         self._source: Source = _GivenValues(
-            topic, partition, (offset,), (timestamp,), timestamp_type, leader_epoch, fence
+            topic,
+            partition,
+            (offset,),
+            (timestamp,),
+            timestamp_type,
+            leader_epoch,
+            fence,
+            size_of(key) if serialized_key_size is None else serialized_key_size,
+            size_of(value) if serialized_value_size is None else serialized_value_size,
         )
         self._row = 0
         self._key, self._value, self._headers = key, value, headers
@@ -165,13 +187,11 @@ class PlainRecord:
 
     @property
     def serialized_key_size(self) -> int:
-        key = self._source.key(self._row)
-        return -1 if key is None else len(key)
+        return self._source.sizes(self._row)[0]
 
     @property
     def serialized_value_size(self) -> int:
-        value = self._source.value(self._row)
-        return -1 if value is None else len(value)
+        return self._source.sizes(self._row)[1]
 
     @property
     def checksum(self) -> None:
@@ -189,7 +209,7 @@ class PlainRecord:
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (*_FIELDS(self), self.fence)
+        return type(self), (*_FIELDS(self), self.fence, *self._source.sizes(self._row))
 
     def __repr__(self) -> str:
         topic, partition, offset, timestamp, kind, key, value, headers, epoch = _FIELDS(self)

@@ -112,6 +112,8 @@ class RetryPlan:
             [*record.headers[:own], *(each for each in marks if marked and not each[0].startswith(SPRING))],
             None,
             record.fence,
+            record.serialized_key_size,
+            -1 if null else record.serialized_value_size,
         )
 
     def is_retried(self, record: Any, partition: TopicPartition, fence: int | None) -> bool:

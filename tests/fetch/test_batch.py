@@ -76,6 +76,7 @@ def test_records_may_be_copied_pickled_and_compared(make: Make) -> None:
     for other in (copy.copy(first), copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
         assert other == first
         assert repr(other) == repr(first)
+        assert (other.serialized_key_size, other.serialized_value_size) == (1, 1)
     assert first != second
     assert first != "first"
     assert "offset=7" in repr(first)
@@ -83,6 +84,13 @@ def test_records_may_be_copied_pickled_and_compared(make: Make) -> None:
         hash(first)
     with pytest.raises(AttributeError):
         first.offset = 3
+
+
+def test_a_copy_keeps_the_sizes_on_the_wire_of_what_was_deserialized(make: Make) -> None:
+    (record,) = make(batch([R(0, b"12345", None)]), value_deserializer=int)
+    for other in (copy.copy(record), pickle.loads(pickle.dumps(record))):
+        assert other.value == 12345
+        assert (other.serialized_key_size, other.serialized_value_size) == (-1, 5)
 
 
 @pytest.mark.parametrize("start", range(15))

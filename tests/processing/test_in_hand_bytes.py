@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -131,6 +131,38 @@ async def test_bytes_that_become_free_lose_no_batch(second: int, threads: bool) 
         assert sorted(done) == list(range(second + 18))
         running.cancel()
         await asyncio.wait({running})
+
+
+@pytest.mark.parametrize("deserializes", [False, True])
+async def test_done_records_stay_done_over_a_restart_after_the_limit_was_reached(deserializes: bool) -> None:
+    """The first record never succeeds. What is left of its batch is copied, so that the bytes of the batch are freed."""
+    cluster = GroupCluster(ids=True)
+    cluster.create([P])
+    for _ in range(20):
+        records = [R(number, b"7" * 100, b"%d" % (cluster.end(P) + number)) for number in range(20)]
+        cluster.append_raw(P, batch(records, cluster.end(P)), len(records))
+    calls: list[int] = []
+    given: dict[str, Any] = {"value_deserializer": int} if deserializes else {}
+
+    async def handle(record: Record) -> None:
+        calls.append(record.offset)
+        if record.offset == 0:
+            raise ConnectionError
+
+    async def live(life: int, until: Callable[[], bool]) -> None:
+        calls.clear()
+        consumer, made = consumer_by_hand(cluster, prefetch_bytes=1, **given)
+        async with consumer:
+            await made[0].take(P, life, lambda: None)
+            retries: Any = {"retries": 1000, "retry_backoff_s": 0.02, "retry_backoff_max_s": 0.02}
+            running = asyncio.ensure_future(consumer.process(handle, ordering="key", in_hand_bytes=2000, **retries))
+            await wait_until_async(until, 20, lambda: f"calls: {calls}")
+            running.cancel()
+            await asyncio.wait({running})
+
+    await live(0, lambda: {*range(400)} <= {*calls})
+    await live(1, lambda: calls.count(0) == 10)
+    assert {*calls} == {0}
 
 
 @pytest.mark.parametrize("limit", [8, 9])

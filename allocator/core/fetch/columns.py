@@ -49,6 +49,9 @@ class ColumnPart:
     def value(self, row: int) -> bytes | None:
         return self._bytes(self.values_at, row)
 
+    def sizes(self, row: int) -> tuple[int, int]:
+        return _size(self.keys_at, row), _size(self.values_at, row)
+
     def headers(self, row: int) -> Headers:
         """Returns the headers of one record in a new list."""
         at = self.headers_at.get(row)
@@ -57,6 +60,10 @@ class ColumnPart:
     def _bytes(self, at: Sequence[int], row: int) -> bytes | None:
         start = at[2 * row]
         return self.buffer[start : at[2 * row + 1]] if start >= 0 else None
+
+
+def _size(at: Sequence[int], row: int) -> int:
+    return at[2 * row + 1] - at[2 * row] if at[2 * row] >= 0 else -1
 
 
 class Columns:

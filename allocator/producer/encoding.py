@@ -111,6 +111,7 @@ def encode(batch: Batch, zstd: bool = True, target: int = TARGET_BYTES, small: i
     waiting: Encoded | None = None
     try:
         for part, codec, data in batch.encoded(small):
+            part.watch(None)  # bytes that do not decode are copied, too; whoever has to decode them handles the error
             if codec == _ZSTD and not zstd:
                 codec, data = _GZIP, None
             whole = None if data is None else _unchanged(part, data)

@@ -20,9 +20,11 @@ from allocator.errors import (
     DeserializationError,
     NoOffsetsError,
     NotOwned,
+    OffsetOutOfRange,
 )
 from allocator.operate.switching import SwitchingConsumer
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
+from tests.consumer.fake_kafka import GroupCluster, consumer_by_hand
 from tests.consumer.real_service import Recording, Service, owns, read, read_on
 from tests.joining import joined
 from tests.stored import stored_offset
@@ -444,3 +446,31 @@ async def test_with_manual_commits_a_moved_partition_continues_at_its_committed_
             moved = other.assignment()
         await owns(consumer, 4)
         assert [await consumer.position(partition) for partition in sorted(moved)] == [5, 5]
+
+
+@pytest.mark.parametrize("ends", ["a seek", "a pause"])
+async def test_getmany_raises_no_error_later_that_is_over_by_then(ends: str) -> None:
+    """It meets the error behind the records of another partition, once that error is due again."""
+    out, other = TopicPartition("t", 0), TopicPartition("t", 1)
+    cluster = GroupCluster(ids=True)
+    consumer, made = consumer_by_hand(cluster, auto_offset_reset="none")
+    cluster.create([out, other])
+    loop = asyncio.get_running_loop()
+    async with consumer:
+        for partition, start in ((out, 500), (other, 0)):
+            await made[0].take(partition, partition.partition, lambda: None)
+            consumer.seek(partition, start)
+        for end in (3, 6, 9, 12):
+            with pytest.raises(OffsetOutOfRange):
+                await consumer.getmany(5)
+            raised_at = loop.time()
+            cluster.produce(other, 3)
+            await wait_until_async(lambda: consumer.high_watermark(other) == end, 10, "the records")  # noqa: B023
+            await wait_until_async(lambda: loop.time() > raised_at + 0.1, 10, "that the error is due")  # noqa: B023
+            found = await consumer.getmany(5)
+            assert [record.offset for record in found[other]] == [end - 3, end - 2, end - 1]
+        if ends == "a seek":
+            consumer.seek(out, 0)
+        else:
+            consumer.pause(out)
+        assert await consumer.getmany(0.2) == {}

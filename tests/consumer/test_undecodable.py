@@ -118,6 +118,19 @@ def get_offsets(consumer: Consumer) -> Callable[[], Any]:
     return get
 
 
+async def test_a_reader_of_the_batches_on_the_wire_commits_nothing_behind_it() -> None:
+    async with owner() as (consumer, cluster, _):
+        found = await consumer.getbatch(5)
+        assert found is not None
+        offsets: list[int] = []
+        with pytest.raises(CorruptRecordError):
+            offsets.extend(record.offset for part, _, _ in found.encoded() for record in part)
+        with pytest.raises(CorruptRecordError):
+            await consumer.getbatch(5)
+        await consumer.commit()
+        assert cluster.committed[P].offset == BAD
+
+
 async def test_a_commit_right_after_the_records_ends_before_it() -> None:
     async with owner(auto_commit_interval_s=None) as (consumer, cluster, _):
         found = await consumer.getbatch(5)

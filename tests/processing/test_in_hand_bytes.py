@@ -135,7 +135,7 @@ async def test_bytes_that_become_free_lose_no_batch(second: int, threads: bool) 
 
 @pytest.mark.parametrize("deserializes", [False, True])
 async def test_done_records_stay_done_over_a_restart_after_the_limit_was_reached(deserializes: bool) -> None:
-    """The first record never succeeds. What is left of its batch is copied, so that the bytes of the batch are freed."""
+    """The first record never succeeds. What is left of its batch is copied, to free the bytes of the batch."""
     cluster = GroupCluster(ids=True)
     cluster.create([P])
     for _ in range(20):

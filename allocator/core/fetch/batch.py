@@ -95,9 +95,9 @@ class Batch(Sequence[Record]):
         self._on_corrupt: Callable[[int, CorruptRecordError], None] | None = None
         self._root: Batch | None = None
 
-    def watch(self, on_corrupt: Callable[[int, CorruptRecordError], None]) -> None:
+    def watch(self, on_corrupt: Callable[[int, CorruptRecordError], None] | None) -> None:
         """Makes this batch and its slices end before bytes that do not decode, instead of raising the error. They raise
-        it if they have no record before these bytes.
+        it if they have no record before these bytes. None: they raise it in each case, and tell nobody.
 
         When they are found, `on_corrupt` is called with their offset and the error, in the thread that found them.
         """
@@ -245,9 +245,7 @@ class Batch(Sequence[Record]):
         return min(stop, self._stop), decompressed.nbytes - before, chain(begun, records)
 
     def _of_segments(self, group: Sequence[Segment]) -> Batch:
-        part = self._between(max(self._start, group[0].base_offset), min(self._stop, group[-1].next_offset))
-        part._root = None  # a mirror copies bytes that do not decode, and handles the error if it has to decode them
-        return part
+        return self._between(max(self._start, group[0].base_offset), min(self._stop, group[-1].next_offset))
 
     # -- columns
 

@@ -222,9 +222,9 @@ class GroupedConsumer(BaseConsumer):
         Call it before you handle a value that was returned some time ago: the lease may have expired since. If this
         member has lost the partition of a returned value, it stays False for all topics until the next `consume` of the
         topic of that value. If the partitions stay here and autocommit is off, the values in hand come again once the
-        lease is renewed.
+        lease is renewed, also those that you handle when it is true again.
         """
-        may_act = self._reads is not None and self._member.may_act() and not self._member.state.reader.refused
+        may_act = self._reads is not None and self._member.may_act()
         if not may_act:
             self._member.state.reader.refuse_all()
         return may_act

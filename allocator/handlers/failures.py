@@ -79,6 +79,10 @@ class Failures:
             self._log(lane.worker, offset, "the handler failed", error, lane.attempts, delay_s)
         return delay_s
 
+    def stops(self, error: BaseException) -> bool:
+        """Returns whether the error ends the processing, whichever record was handled."""
+        return self._action(error) is Action.STOP
+
     def _action(self, error: BaseException) -> Action | None:
         if isinstance(error, Quarantined):
             return Action.DEAD_LETTER

@@ -51,7 +51,8 @@ class LaneOwner(Hold):
     def end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float) -> None:
         """Called after the calls of a lane, which took `seconds`.
 
-        `finished` has the units whose calls returned. If `error` is given, the call for the next unit raised it.
+        `finished` has the units whose calls returned. If `error` is given, the call for the next unit raised it: the
+        handler has failed, unless `may_act` was False for a record of this unit.
         """
 
 
@@ -282,7 +283,7 @@ class Lanes:
                 if guard is not None:
                     guard(unit.argument)
                 result = await call(unit.argument)
-                if worker.refused and _comes_again(worker, unit):
+                if worker.refused and comes_again(worker, unit):
                     break  # it did not act, so it is called again once it may
                 if result is not None:
                     check_done(result, self._handler.name)
@@ -298,10 +299,7 @@ class Lanes:
             except BaseException as error:  # the user's; the policy decides what follows
                 if isinstance(error, KeyboardInterrupt) and not self._handler.catches_interrupts:
                     raise  # Ctrl-C interrupts any code that the loop runs; the handler did not fail
-                if not (worker.refused and worker.has_refused(unit.argument)):
-                    return error
-                if _comes_again(worker, unit):
-                    return None
+                return error
             _returned(unit, records, kept=kept)
             units.popleft()
             finished.append(unit)
@@ -394,7 +392,7 @@ class Lanes:
                     if guard is not None:
                         guard(unit.argument)
                     result = call(unit.argument)
-                    if worker.refused and _comes_again(worker, unit):
+                    if worker.refused and comes_again(worker, unit):
                         break  # it did not act, so it is called again once it may
                     if result is not None:
                         returned = produced(result, self._handler.name)
@@ -406,11 +404,8 @@ class Lanes:
                     break
                 # catches every class: if an error ended this turn, its lanes would be stuck
                 except BaseException as raised:  # noqa: BLE001 - the user's; the policy decides what follows
-                    if not (worker.refused and worker.has_refused(unit.argument)):
-                        error = raised
-                        break
-                    if _comes_again(worker, unit):
-                        break
+                    error = raised
+                    break
                 finally:
                     now = time.monotonic()
                 _returned(unit, records, kept=kept)
@@ -425,7 +420,7 @@ def _begin(worker: LaneOwner, entered: Call, unit: Unit) -> None:
     entered.unit = unit.argument
 
 
-def _comes_again(worker: LaneOwner, unit: Unit) -> bool:
+def comes_again(worker: LaneOwner, unit: Unit) -> bool:
     """Returns whether the unit, or the rest of it, is to be called again: its user was told not to act on some record,
     and the sink has not stored that all the same."""
     rest = worker.unstored_part(unit.argument) if worker.has_refused(unit.argument) else None

@@ -12,7 +12,7 @@ from allocator.core.aio import within
 from allocator.core.subscription import DoneSet, Hold, SubscriptionState
 from allocator.handlers.admission import Admission, Work
 from allocator.handlers.guard import KeptBack
-from allocator.handlers.lanes import Lane, LaneOwner
+from allocator.handlers.lanes import Lane, LaneOwner, comes_again
 from allocator.handlers.results import Committing
 from allocator.handlers.window import Unit, offset_of
 from allocator.types import Record, TopicPartition
@@ -125,6 +125,16 @@ class PartitionWorker(LaneOwner):
         handled = self._work.measures.handled
         if handled is not None:
             handled.add(self.partition, _offsets(finished, self._work.by_batch), seconds)
+        if (
+            error is not None
+            and self.refused
+            and self.has_refused(lane.units[0].argument)
+            and not self._work.failures.stops(error)
+        ):
+            error = None
+            if not comes_again(self, lane.units[0]):  # its sink has it all the same
+                finished = [*finished, lane.units.popleft()]
+                finished[-1].argument = None
         if finished:
             if self._committing is None:
                 self.admission.window.finish(finished)

@@ -516,3 +516,76 @@ async def test_a_seek_lifts_no_refusal_before_the_next_request() -> None:
         (again,) = (await consumer.getmany(10)).values()
         assert consumer.may_act(again[0])
         assert [record.offset for record in again] == [*range(2, COUNT)]
+
+
+class Ends(BaseException):
+    """Ends the process, as SystemExit does."""
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, Ends])
+async def test_a_call_that_fails_after_a_refusal_is_made_again_unless_the_process_is_to_end(
+    error: type[BaseException], threads: bool
+) -> None:
+    async with owner_of(TopicPartition("t", 0)) as (consumer, hand):
+        loop = asyncio.get_running_loop()
+        done: list[int] = []
+        calls: list[int] = []
+
+        async def leave_out(record: Record) -> None:
+            hand.suspend()
+            assert not consumer.may_act(record)
+            hand.resume()
+
+        def in_thread(record: Record) -> None:
+            calls.append(record.offset)
+            if record.offset == 2 and calls.count(2) == 1:
+                asyncio.run_coroutine_threadsafe(leave_out(record), loop).result()
+                raise error
+            done.append(record.offset)
+
+        async def handle(record: Record) -> None:
+            calls.append(record.offset)
+            if record.offset == 2 and calls.count(2) == 1:
+                await leave_out(record)
+                raise error
+            done.append(record.offset)
+
+        handler: Any = in_thread if threads else handle
+        processing = asyncio.ensure_future(consumer.process(handler, retries=0, skip_on=["ValueError", "asyncio.TimeoutError"]))
+        if error is Ends:
+            await asyncio.wait({processing}, timeout=30)
+            raised = processing.exception()
+            assert isinstance(raised.__cause__ if raised is not None else None, Ends)
+            assert done == [0, 1]
+        else:
+            await wait_until_async(lambda: COUNT - 1 in done, 30, lambda: f"the last record: {done}")
+            processing.cancel()
+            await asyncio.wait({processing})
+            assert calls == [0, 1, 2, *range(2, COUNT)]
+            assert done == [*range(COUNT)]
+
+
+async def test_a_late_question_about_a_record_that_is_done_refuses_no_other() -> None:
+    """From a thread without the context of a call."""
+    async with owner_of(TopicPartition("t", 0), batches=2) as (consumer, hand):
+        loop = asyncio.get_running_loop()
+        former: list[Record] = []
+        answers: list[bool] = []
+
+        async def handle(batch: Batch) -> None:
+            if former:
+                hand.suspend()
+                assert not await loop.run_in_executor(None, consumer.may_act, former[2])
+                hand.resume()
+            former.extend(batch)
+            for record in batch:
+                answers.append(await loop.run_in_executor(None, consumer.may_act, record))
+
+        processing = asyncio.ensure_future(
+            Processor(Handler("t", handle, by_batch=True), Handling(in_hand_records=1)).run(consumer)
+        )
+        await wait_until_async(lambda: len(answers) >= 2 * COUNT, 30, lambda: f"all records: {answers}")
+        processing.cancel()
+        await asyncio.wait({processing})
+        assert answers == [True] * 2 * COUNT

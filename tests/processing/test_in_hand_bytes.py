@@ -161,7 +161,7 @@ async def test_done_records_stay_done_over_a_restart_after_the_limit_was_reached
             await asyncio.wait({running})
 
     await live(0, lambda: {*range(400)} <= {*calls})
-    await live(1, lambda: calls.count(0) == 10)
+    await live(1, lambda: calls.count(0) >= 10)
     assert {*calls} == {0}
 
 

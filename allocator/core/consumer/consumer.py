@@ -447,7 +447,8 @@ class ConsumerBase:
 
         If the reader, or a task that it has started, asks without `record` and gets False, all records in hand come
         again that the sink has not stored. So give the record: otherwise the reader makes no progress while the lease
-        comes and goes. A handler's thread must give it if it lacks the context of the call, as with `run_in_executor`.
+        comes and goes. A handler's thread must give it if it lacks the context of the call, as with `run_in_executor`,
+        and so must a task that may outlive its call. Once its call has returned, the record is done.
         """
         hold, member = self._member.hold_of_call, self._member
         if record is None:

@@ -69,9 +69,14 @@ class Hold:
         if may_act and self.refused:
             told = [each for each in list(self.refused) if isinstance(each, int)]
             may_act = not any((first if self.in_order else place) <= each < end for each in told)
-        if not may_act:
+        if not may_act and self._is_held_before(end):
             self.refused.add(place)
         return may_act
+
+    def _is_held_before(self, end: int) -> bool:
+        """Returns whether some record before `end` is not done: a task may ask late, for a call that has returned."""
+        held = self.done()[0]
+        return held is not None and held < end
 
     def _unit_of_call(self) -> Any:
         call = _call_here.get()
@@ -604,19 +609,14 @@ class ReaderHolds:
         self._holds.append(hold)
 
     def finish(self, topic: str | None = None) -> None:
-        """Marks the delivered records (of one topic, or of all) as done: the reader requested more. Those of other
-        topics that it was told not to act on come again. Raises IllegalState in a transaction."""
+        """Marks the delivered records (of one topic, or of all) as done: the reader requested more. Raises IllegalState
+        in a transaction."""
         if self.in_transaction:
             raise IllegalState(
                 "a transaction has the records in hand; end its block before you request more records or commit them"
             )
         if topic is not None or self._outlived:
-            self._end(
-                ReaderHold.finish,
-                lambda hold: (
-                    topic in (None, hold.tenure.partition.topic) or (bool(hold.refused) and not hold.has_outlived)
-                ),
-            )
+            self._end(ReaderHold.finish, lambda hold: topic in (None, hold.tenure.partition.topic))
         elif self._holds:  # for each record of `getone`
             ended, self._holds = self._holds, []
             for hold in ended:

@@ -552,7 +552,9 @@ async def test_a_call_that_fails_after_a_refusal_is_made_again_unless_the_proces
             done.append(record.offset)
 
         handler: Any = in_thread if threads else handle
-        processing = asyncio.ensure_future(consumer.process(handler, retries=0, skip_on=["ValueError", "asyncio.TimeoutError"]))
+        processing = asyncio.ensure_future(
+            consumer.process(handler, retries=0, skip_on=["ValueError", "asyncio.TimeoutError"])
+        )
         if error is Ends:
             await asyncio.wait({processing}, timeout=30)
             raised = processing.exception()

@@ -118,6 +118,16 @@ def get_offsets(consumer: Consumer) -> Callable[[], Any]:
     return get
 
 
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_slice_that_was_taken_before_has_no_record_behind_it(form: Callable[[Batch], list[int]]) -> None:
+    async with owner() as (consumer, _, _):
+        found = await consumer.getbatch(5)
+        assert found is not None
+        behind = found.from_offset(BAD + 2)
+        assert form(found) == [*range(BAD)]
+        assert form(behind) == []
+
+
 async def test_a_reader_of_the_batches_on_the_wire_commits_nothing_behind_it() -> None:
     async with owner() as (consumer, cluster, _):
         found = await consumer.getbatch(5)

@@ -148,6 +148,7 @@ class Batch(Sequence[Record]):
         return ends[-1] if ends else 0
 
     def __iter__(self) -> Iterator[Record]:
+        self._follow_root()
         return self._records(self._first, self._end, self._end_iteration)
 
     def _records(self, first: int, end: int, on_corrupt: Callable[[CorruptRecordError], object]) -> Iterator[Record]:
@@ -356,6 +357,11 @@ class Batch(Sequence[Record]):
         if not self._end_before(error):
             raise error
 
+    def _follow_root(self) -> None:
+        """Ends this part where the watched batch has ended meanwhile, because of another part."""
+        if self._root is not None and self._root._stop < self._stop:
+            self._shorten(self._root._stop)
+
     def _shorten(self, stop: int) -> None:
         segments = self._found.segments
         self._stop = max(self._start, min(self._stop, stop))
@@ -398,6 +404,7 @@ class Batch(Sequence[Record]):
         return self._first + number, index - (ends[number - 1] if number else 0)
 
     def _row_ends(self) -> list[int]:
+        self._follow_root()
         while self._ends is None:
             try:
                 self._ends = list(accumulate(self._counts()))
@@ -430,6 +437,7 @@ class Batch(Sequence[Record]):
 
     def _columns(self) -> tuple[Columns | None, int, int]:
         """Like `_part`, for all segments."""
+        self._follow_root()
         while self._first != self._end:
             try:
                 return self._cut(self._found.columns(self._first, self._end), self._first, self._end)

@@ -423,7 +423,7 @@ def _begin(worker: LaneOwner, entered: Call, unit: Unit) -> None:
 def comes_again(worker: LaneOwner, unit: Unit) -> bool:
     """Returns whether the unit, or the rest of it, is to be called again: its user was told not to act on some record,
     and the sink has not stored that all the same."""
-    rest = worker.unstored_part(unit.argument) if worker.has_refused(unit.argument) else None
+    rest = worker.unstored_part(unit.argument) if worker.refused_of(unit.argument) else None
     if rest is None:
         return False
     unit.argument = rest

@@ -128,7 +128,7 @@ class PartitionWorker(LaneOwner):
         if (
             error is not None
             and self.refused
-            and self.has_refused(lane.units[0].argument)
+            and self.refused_of(lane.units[0].argument)
             and not self._work.failures.stops(error)
         ):
             error = None

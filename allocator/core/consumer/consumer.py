@@ -27,6 +27,7 @@ from allocator.core.types import (
     EARLIEST,
     LAST_OFFSET,
     LATEST,
+    NO_PARTITIONS,
     Assignors,
     Deserializer,
     IsolationLevel,
@@ -478,20 +479,16 @@ class ConsumerBase:
         await self._member.commits.until_may_act()
         self._must_not_be_lost(self._member.outlived)
         hold, reader = self._member.hold_of_call, self._member.state.reader
+        refused = reader.refused
         if hold is not None:
-            if hold.answer(None, True):
-                return
-            refused, remedy = frozenset({hold.tenure.partition}), "end the handler's call"
-        elif reader.refused:
-            refused, remedy = reader.refused, "request records"
-            if self._reading.may_be_asked():
-                reader.refuse_all()
-        else:
-            return
-        raise NotOwned(
-            f"{self.group}: may_act() was False for a record in hand of {partition_names(refused)}; {remedy}: the "
-            "record comes again"
-        )
+            refused = NO_PARTITIONS if hold.answer(None, True) else frozenset({hold.tenure.partition})
+        elif refused and self._reading.may_be_asked():
+            reader.refuse_all()
+        if refused:
+            raise NotOwned(
+                f"{self.group}: may_act() was False for a record in hand of {partition_names(refused)}; request "
+                "records, or end the handler's call: the record comes again"
+            )
 
     # -- subscription --------------------------------------------------------------------------------------------
 

@@ -55,28 +55,20 @@ class Hold:
             place = unit.topic, unit.partition, place
             if called is not None and self.has(called, place):
                 place = called.offset
-        if isinstance(place, int):
-            end = getattr(unit, "next_offset", place + 1)
+        if not isinstance(place, int):
+            may_act = may_act and place not in self.refused
+            if not may_act:
+                self.refused.add(place)
+            return may_act
+        end, first = getattr(unit, "next_offset", place + 1), place
+        if self.in_order:
             first = _first_of(called) if called is not None and self.has(called, place) else 0
-            return self._answer(place, end, may_act, first)
-        may_act = may_act and place not in self.refused
-        if not may_act:
-            self.refused.add(place)
+        told = self.refused and [each for each in list(self.refused) if isinstance(each, int)]
+        may_act = may_act and not any(first <= each < end for each in told)
+        # a task may ask late, for a call that has returned
+        if not may_act and (held := self.done()[0]) is not None and held < end:
+            self.refused.add(max(place, held))
         return may_act
-
-    def _answer(self, place: int, end: int, may_act: bool, first: int) -> bool:
-        """`end`: the offset after the records in question. `first`: the offset from which on records come in order."""
-        if may_act and self.refused:
-            told = [each for each in list(self.refused) if isinstance(each, int)]
-            may_act = not any((first if self.in_order else place) <= each < end for each in told)
-        if not may_act and self._is_held_before(end):
-            self.refused.add(place)
-        return may_act
-
-    def _is_held_before(self, end: int) -> bool:
-        """Returns whether some record before `end` is not done: a task may ask late, for a call that has returned."""
-        held = self.done()[0]
-        return held is not None and held < end
 
     def _unit_of_call(self) -> Any:
         call = _call_here.get()
@@ -90,10 +82,6 @@ class Hold:
     def end_before(self, offset: int) -> None:
         """Called when the bytes at `offset` do not decode, so that nothing from there on is delivered."""
 
-    def has_refused(self, unit: Any) -> bool:
-        """Returns whether the user was told not to act on some record of this record or batch."""
-        return bool(self._refused_of(unit))
-
     def unstored_part(self, unit: Any) -> Any:
         """Returns the part of a record or batch that the sink has not stored; None if it has stored it all."""
         stored, first = self.tenure.stored(), _first_of(unit)
@@ -101,7 +89,8 @@ class Hold:
             return unit
         return unit.from_offset(stored) if stored < getattr(unit, "next_offset", first + 1) else None
 
-    def _refused_of(self, unit: Any) -> list[Any]:
+    def refused_of(self, unit: Any) -> list[Any]:
+        """Returns the places of the records of this record or batch on which the user was told not to act."""
         return [place for place in list(self.refused) if self.has(unit, place)]
 
     def left_out(self) -> list[int]:
@@ -114,7 +103,7 @@ class Hold:
         if self.in_order:
             self.refused.clear()
         else:
-            self.refused.difference_update(self._refused_of(unit))
+            self.refused.difference_update(self.refused_of(unit))
 
     @property
     def has_outlived(self) -> bool:
@@ -510,15 +499,6 @@ class ReaderHold(Hold):
         if self.has_outlived:
             self._reader.note_outlived(self)
 
-    def _answer(self, place: int, end: int, may_act: bool, first: int) -> bool:
-        if self._first is None or end <= self._first:  # it was done before
-            return may_act
-        return super()._answer(max(place, self._first), end, may_act, first)
-
-    def refuse_rest(self) -> None:
-        if self._first is not None:
-            self.refused.add(self._first)
-
     def finish(self) -> None:
         self.busy = False
         if not self.has_outlived:
@@ -573,9 +553,10 @@ class ReaderHolds:
         return frozenset(hold.tenure for hold in self._holds if not hold.void)
 
     def refuse_all(self) -> None:
-        """Called when the reader was told that it may not act on its records. What is stored is done all the same."""
+        """Called when the reader was told that it may not act on its records."""
         for hold in list(self._holds):  # a thread may ask
-            hold.refuse_rest()
+            if (first := hold.done()[0]) is not None:
+                hold.refused.add(first)
 
     @property
     def refused(self) -> Partitions:

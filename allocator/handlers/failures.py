@@ -28,6 +28,7 @@ from allocator.handlers.lanes import Lane, LaneOwner
 from allocator.handlers.letter_headers import shortened
 from allocator.handlers.policy import Action
 from allocator.handlers.retry_topics import RetryTopics
+from allocator.handlers.subprocesses import ProcessDied
 from allocator.handlers.window import offset_of
 from allocator.types import Record
 
@@ -102,6 +103,8 @@ class Failures:
         worker, argument, sink = lane.worker, lane.units[0].argument, self._sink
         if not await self._still_owns(worker):
             return False
+        if worker.stopping and isinstance(error, ProcessDied):
+            return False  # what stops this worker may have ended the process, so the next owner tries again
         if sink is None or not self._leaves_sink(error):
             return await self._pass_on(lane, argument, error)
         offset = offset_of(argument)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
+import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -646,6 +648,73 @@ async def test_a_command_that_a_handler_starts_in_a_process_ends_at_sigterm(
         await until(lambda: positions(it.source).get(PARTITION) == 1)
         await it.stop()
     assert (tmp_path / "done").read_text() == f"{-signal.SIGTERM}\n"
+
+
+class Importing:
+    """A handler whose module takes until a file exists to import."""
+
+    def __call__(self, record: Record) -> None:
+        with open(os.environ["DONE_FILE"], "a") as file:
+            file.write(f"{record.offset}\n")
+
+    def __setstate__(self, state: Any) -> None:
+        with open(os.environ["PIDS_FILE"], "a") as file:
+            file.write(f"{os.getpid()}\n")
+        while not os.path.exists(os.environ["IMPORTED_FILE"]):
+            time.sleep(0.005)
+
+    def __getstate__(self) -> Any:
+        return True
+
+
+@pytest.mark.parametrize("moment", ["starts", "imports"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_to_a_process_that_starts_costs_no_record(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, moment: str
+) -> None:
+    """A terminal and systemd send it to the processes of the handler too."""
+    for name in ("DONE", "PIDS", "IMPORTED"):
+        monkeypatch.setenv(f"{name}_FILE", str(tmp_path / name))
+    cluster, letters = Cluster(records=3), Letters()
+    options: dict[str, Any] = {"retries": Retries(0), "policy": ErrorPolicy.of(skip_on=[RuntimeError])}
+    before = {child.pid for child in multiprocessing.active_children()}
+
+    def starting() -> list[int]:
+        if moment == "starts":
+            return [each.pid for each in multiprocessing.active_children() if each.pid and each.pid not in before]
+        return [int(pid) for pid in (tmp_path / "PIDS").read_text().split()] if (tmp_path / "PIDS").exists() else []
+
+    async with running(cluster, Importing(), letters, workers="processes", concurrency=1, **options) as it:
+        await until(starting)
+        os.kill(starting()[0], number)
+        (tmp_path / "IMPORTED").touch()
+        await until(lambda: positions(it.source).get(PARTITION) == 3)
+        await it.stop()
+    assert letters.offsets == []
+    assert it.source.measures.records_skipped == 0
+    assert (tmp_path / "DONE").read_text().split() == ["0", "1", "2"]
+
+
+def die_in_process(record: Record) -> None:
+    with open(os.environ["PIDS_FILE"], "a") as file:
+        file.write(f"{os.getpid()}\n")
+    signal.pause()
+
+
+@pytest.mark.parametrize("action", ["dead_letter_on", "skip_on"])
+async def test_a_record_whose_process_dies_while_its_worker_stops_is_left_to_the_next_owner(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    monkeypatch.setenv("PIDS_FILE", str(tmp_path / "pids"))
+    cluster, letters = Cluster(records=1), Letters()
+    policy = ErrorPolicy.of(retry_on=[], **{action: [Exception]})
+    async with running(cluster, die_in_process, letters, workers="processes", policy=policy) as it:
+        await until(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().endswith("\n"))
+        it.processor.stop()
+        os.kill(int((tmp_path / "pids").read_text()), signal.SIGKILL)
+        await it.stop()
+    assert letters.offsets == []
+    assert cluster.committed == {PARTITION: 0}
 
 
 async def test_plain_handlers_may_run_in_processes_and_one_that_dies_costs_an_attempt(

@@ -217,6 +217,7 @@ async def _until_signal(
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # else one that comes now would replace the exit code
     if daemon.stuck:
         # asyncio and the interpreter would wait for this call. Do not close the session: its partition must not move
         # before the call ends with the process

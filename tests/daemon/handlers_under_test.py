@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
 import subprocess
@@ -90,6 +91,19 @@ def held(record: Any) -> None:
     while record.offset == 5 and not os.path.exists(os.environ["RELEASE_FILE"]):
         time.sleep(0.02)
     note(record)
+
+
+def lingers(record: Any) -> None:
+    """The interpreter of its process exits only when a file exists."""
+    note(record)
+    if record.offset == 0:
+        atexit.register(linger, record)
+
+
+def linger(record: Any) -> None:
+    note(record, exits=True)
+    while not os.path.exists(os.environ["RELEASE_FILE"]):
+        time.sleep(0.02)
 
 
 def blocks(record: Any) -> None:

@@ -248,6 +248,20 @@ async def test_another_sighup_stops_no_draining(make: Callable[..., Setup], firs
     assert await it.committed() == {0: 6}
 
 
+async def test_sighup_after_the_draining_changes_no_exit_code(make: Callable[..., Setup]) -> None:
+    """systemd's SendSIGHUP, and a terminal that closes, may send it at any moment before the process has ended."""
+    it = make()
+    it.fill(10)
+    release = it.directory / "release"
+    process = it.run(it.config("lingers"), RELEASE_FILE=str(release))
+    it.wait_done()
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: any("exits" in entry for entry in it.done()), 60, "the interpreter to exit")
+    process.send_signal(signal.SIGHUP)
+    release.touch()
+    assert process.wait(60) == 0
+
+
 async def test_a_partition_does_not_move_while_a_call_runs_even_after_drain_timeout_s(
     make: Callable[..., Setup],
 ) -> None:

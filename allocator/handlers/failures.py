@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 # No record has failed: a sink's offset is not where the records in hand begin, or a batch begins with bytes that do not
 # decode. Attempts and dead letters would not help, so these end the processing as they are.
 FATAL = (AlreadyStored, SinkBehind, CorruptRecordError)
-TOO_LARGE = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 
 
 class Failures:
@@ -181,9 +180,9 @@ class Failures:
                     worker, offset, "the record was not written", lambda: retries.send(argument, error, lane.attempts)
                 )
             except BrokerError as refused:
-                # otherwise the added headers made the record too large, and a restart would not help
-                if refused.code not in TOO_LARGE:
+                if refused.retriable:
                     raise
+                # otherwise the added headers made the record too large, for example, and a restart would not help
                 log.error("%s: %s", worker.name, refused, extra=where)
             else:
                 # done only after the acknowledgement, or a crash could leave the record in neither topic

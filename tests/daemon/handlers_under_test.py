@@ -71,6 +71,10 @@ def batch(batch: Any) -> None:
         note(record, batch=len(batch))
 
 
+def batch_fails(batch: Any) -> None:
+    raise ValueError("no")
+
+
 def slow(record: Any) -> None:
     time.sleep(0.005)
     note(record)

@@ -140,12 +140,11 @@ def _serve(pipe: Connection, pickled: bytes) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             argument = pipe.recv()
-            error, places, records = None, Places(), ()
             try:
-                records = function(argument)
+                reply = pickle.dumps((None, Places(), function(argument)))  # fails for a field that is no bytes
             except BaseException as raised:  # noqa: BLE001 - the user's; the parent decides what follows
-                error, places = _portable(raised), _places_of(raised)
-            pipe.send((error, places, records))
+                reply = pickle.dumps((_portable(raised), _places_of(raised), ()))
+            pipe.send_bytes(reply)
 
 
 def _do_nothing(number: int, frame: Any) -> None:

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 import uuid
 from collections import Counter
@@ -24,6 +25,7 @@ from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import topic_of_offset
 from allocator.errors import ConfigError, DeserializationError, HandlerCutOff, HandlerFailed
 from allocator.handlers.policy import ErrorPolicy, Retries
+from allocator.handlers.results import Produce
 from allocator.handlers.window import Window, fingerprint
 from allocator.types import Record
 from tests.consumer.fake_source import Cluster, FakeSource, positions
@@ -624,6 +626,18 @@ async def test_an_error_of_the_library_has_its_class_after_its_way_from_a_proces
         await until(lambda: positions(it.source).get(PARTITION) == 3)
         await it.stop()
     assert letters.offsets == []
+
+
+def produce_a_lock(record: Record) -> Any:
+    return Produce("results", threading.Lock())  # type: ignore[arg-type]
+
+
+async def test_a_result_that_cannot_leave_its_process_is_an_error_of_the_handler() -> None:
+    letters = Letters()
+    async with running(Cluster(records=1), produce_a_lock, letters, workers="processes", retries=Retries(0)) as it:
+        await until(lambda: letters.offsets == [0])
+        await it.stop()
+    assert (dict(letters.headers[0])["allocator.error"] or b"").startswith(b"builtins.TypeError: cannot pickle")
 
 
 @pytest.mark.parametrize("workers", ["threads", "processes"])

@@ -211,6 +211,8 @@ class Failures:
             temporary = refused.retriable and not isinstance(refused.__cause__, TopicNotFound)
             if temporary or isinstance(refused, Fenced):
                 raise
+            if worker.stopping:
+                return False  # as without a dead-letter topic
             raise HandlerFailed(self._handler, topic, partition, offset, lane.attempts, error, refused) from refused
         self._measures.dead_letters += len(records) if sent else 0
         return sent

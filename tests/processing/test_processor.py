@@ -230,6 +230,30 @@ async def test_a_missing_dead_letter_topic_is_a_failure_at_the_record() -> None:
     assert cluster.committed == {PARTITION: 5}
 
 
+async def test_a_letter_that_is_refused_for_good_while_the_worker_stops_is_left_to_the_next_owner(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As without a dead-letter topic: what leaves this member is no reason to end it."""
+    cluster, called, go_on = Cluster(records=1), asyncio.Event(), asyncio.Event()
+
+    async def handle(record: Record) -> None:
+        called.set()
+        await go_on.wait()
+        raise ValueError("poison")
+
+    letters = Letters([BrokerError("too large", code=10)])
+    async with running(cluster, handle, letters, retries=Retries(0)) as it:
+        await called.wait()
+        it.processor.stop()
+        await until(lambda: "1 partitions drain" in caplog.text)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        go_on.set()
+        await it.stop()
+    assert letters.refusals == []
+    assert cluster.committed == {PARTITION: 0}
+
+
 @pytest.mark.parametrize("kind", ["text", "note", "cause", "group"])
 async def test_a_long_error_is_logged_short(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     error: BaseException = ValueError("x" * 1_000_000 if kind == "text" else "short")

@@ -42,7 +42,7 @@ class Children:
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._call = pickle.dumps(_Checked(function))
+        self._call = _Checked(function)
         self._here = threading.local()
         self._lock = threading.Lock()
         self._at_work: dict[Any, _Child] = {}
@@ -97,9 +97,10 @@ class Children:
 
 
 class _Child:
-    def __init__(self, function: bytes) -> None:
+    def __init__(self, function: Callable[[Any], Any]) -> None:
         self._pipe, child_end = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_serve, args=(child_end, function), name="handler", daemon=True)
+        pickled = pickle.dumps(function)  # else the process would import its module before it handles the signals
+        self._process = _SPAWN.Process(target=_serve, args=(child_end, pickled), name="handler", daemon=True)
         resource_tracker.ensure_running()  # else `start` begins it, and that unblocks the signals
         # the process inherits the mask, so no signal ends it before it handles them
         former = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)

@@ -42,7 +42,7 @@ CLEAN = 0  # a signal stopped the daemon; it drained, committed and left the gro
 # The cluster is unreachable or ended the membership, the last commit failed, or a call was cut off.
 ERROR = 1
 SETTINGS = 2  # the settings, the handler or an assignor are invalid; nothing was changed
-HANDLER_FAILED = 3  # a record cannot be handled and there is no dead-letter topic; it is not skipped
+HANDLER_FAILED = 3  # a record cannot be handled and no dead-letter topic takes it; it is not skipped
 
 
 ERRORS = ("retry_on", "dead_letter_on", "skip_on", "stop_on")
@@ -217,6 +217,7 @@ async def _until_signal(
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # else one that comes now would replace the exit code
     if daemon.stuck:
         # asyncio and the interpreter would wait for this call. Do not close the session: its partition must not move
         # before the call ends with the process

@@ -28,6 +28,7 @@ from allocator.handlers.lanes import Lane, LaneOwner
 from allocator.handlers.letter_headers import shortened
 from allocator.handlers.policy import Action
 from allocator.handlers.retry_topics import RetryTopics
+from allocator.handlers.subprocesses import ProcessDied
 from allocator.handlers.window import offset_of
 from allocator.types import Record
 
@@ -36,7 +37,6 @@ log = logging.getLogger(__name__)
 # No record has failed: a sink's offset is not where the records in hand begin, or a batch begins with bytes that do not
 # decode. Attempts and dead letters would not help, so these end the processing as they are.
 FATAL = (AlreadyStored, SinkBehind, CorruptRecordError)
-TOO_LARGE = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 
 
 class Failures:
@@ -106,6 +106,8 @@ class Failures:
         worker, argument, sink = lane.worker, lane.units[0].argument, self._sink
         if not await self._still_owns(worker):
             return False
+        if worker.stopping and isinstance(error, ProcessDied):
+            return False  # what stops this worker may have ended the process, so the next owner tries again
         if sink is None or not self._leaves_sink(error):
             return await self._pass_on(lane, argument, error)
         offset = offset_of(argument)
@@ -182,9 +184,9 @@ class Failures:
                     worker, offset, "the record was not written", lambda: retries.send(argument, error, lane.attempts)
                 )
             except BrokerError as refused:
-                # otherwise the added headers made the record too large, and a restart would not help
-                if refused.code not in TOO_LARGE:
+                if refused.retriable:
                     raise
+                # otherwise the added headers made the record too large, for example, and a restart would not help
                 log.error("%s: %s", worker.name, refused, extra=where)
             else:
                 # done only after the acknowledgement, or a crash could leave the record in neither topic
@@ -213,6 +215,8 @@ class Failures:
             temporary = refused.retriable and not isinstance(refused.__cause__, TopicNotFound)
             if temporary or isinstance(refused, Fenced):
                 raise
+            if worker.stopping:
+                return False  # as without a dead-letter topic
             raise HandlerFailed(self._handler, topic, partition, offset, lane.attempts, error, refused) from refused
         self._measures.dead_letters += len(records) if sent else 0
         return sent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import inspect
 import sys
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from allocator.errors import ConfigError
 
 
 class HandlerMisuse(ConfigError):
-    """A call of the handler only makes a generator or an awaitable, so nothing is done. A retry does not help."""
+    """A call of the handler only makes a generator, an awaitable or a future, so nothing is done yet. A retry does not
+    help."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Handler:
         return is_coroutine(self.function)
 
     def call_plain(self, argument: Any) -> Any:
-        """Calls a plain handler. Raises HandlerMisuse if it returns an awaitable or a generator."""
+        """Calls a plain handler. Raises HandlerMisuse if it returns an awaitable, a future or a generator."""
         result = self.function(argument)
         check_done(result, self.name)
         return result
@@ -61,6 +63,8 @@ def check_done(result: Any, name: str) -> None:
         raise HandlerMisuse(
             f"handler {name!r} returned an awaitable, so nothing was done; await it in `async def`, or return nothing"
         )
+    if isinstance(result, concurrent.futures.Future):
+        raise HandlerMisuse(f"handler {name!r} returned a future, whose work may not be done; wait for its `result()`")
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise HandlerMisuse(
             f"handler {name!r} returned a generator, so nothing was done; do the work in the function itself"

@@ -296,7 +296,8 @@ class Lanes:
                     raise
                 return _cancelled_from_within()
             # catches every class: if an error ended this task, the lane would be stuck
-            except BaseException as error:  # the user's; the policy decides what follows
+            except BaseException as raised:  # the user's; the policy decides what follows
+                error = _readable(raised)
                 if isinstance(error, KeyboardInterrupt) and not self._handler.catches_interrupts:
                     raise  # Ctrl-C interrupts any code that the loop runs; the handler did not fail
                 return error
@@ -404,7 +405,7 @@ class Lanes:
                     break
                 # catches every class: if an error ended this turn, its lanes would be stuck
                 except BaseException as raised:  # noqa: BLE001 - the user's; the policy decides what follows
-                    error = raised
+                    error = _readable(raised)
                     break
                 finally:
                     now = time.monotonic()
@@ -436,6 +437,15 @@ def _returned(unit: Unit, records: Sequence[TakenRecord], *, kept: bool) -> None
         unit.results = records
     else:
         unit.argument = None
+
+
+def _readable(error: BaseException) -> BaseException:
+    """Returns the error, or a RuntimeError for one that cannot even be asked for its class: it would end the lane."""
+    try:
+        isinstance(error, KeyboardInterrupt)
+    except Exception:  # noqa: BLE001 - whatever the user's class raises
+        return RuntimeError(f"the handler raised {type(error).__qualname__}, whose attributes cannot be read")
+    return error
 
 
 def _cancelled_from_within() -> asyncio.TimeoutError:

@@ -19,6 +19,7 @@ BATCH_BYTES = 16 << 10  # Higher: fewer requests; lower: batches also fit topics
 
 
 Headers = Sequence[tuple[str, Optional[bytes]]]
+Copy = tuple[Record, Headers]
 
 
 class LateProducer:
@@ -36,38 +37,51 @@ class LateProducer:
         self._opening: asyncio.Lock | None = None
         self._open: tuple[KafkaClient, RecordWriter] | None = None
 
-    async def send(self, topic: str, copies: Sequence[tuple[Record, Headers]], *, needs_headers: bool = False) -> None:
+    async def send(self, topic: str, copies: Sequence[Copy], *, needs_headers: bool = False) -> None:
         """Writes the keys and values of records with these headers. Raises BrokerError if the topic refuses one.
 
-        `needs_headers`: a topic that stores no headers refuses the records. Otherwise it gets them without headers.
+        `needs_headers`: a topic that stores no headers refuses the records. Otherwise it gets them without headers. The
+        error is retriable unless the topic would refuse the record again.
         """
+        record, final = copies[0][0], False
         try:
             _, producer = await self.open()
-            try:
-                await self._write(producer, topic, copies, with_headers=needs_headers or producer.takes_headers(topic))
-            except DeliveryFailed:
-                if needs_headers or producer.takes_headers(topic):
-                    raise
-                await self._write(producer, topic, copies, with_headers=False)
+            with_headers = needs_headers or producer.takes_headers(topic)
+            failed = await self._write(producer, topic, copies, with_headers=with_headers)
+            if failed and not (needs_headers or producer.takes_headers(topic)):
+                failed = await self._write(producer, topic, [copy for copy, _ in failed], with_headers=False)
+            if failed:
+                from allocator.producer import RECORD_REFUSED
+
+                refused = [each for each in failed if getattr(each[1].error, "code", None) in RECORD_REFUSED]
+                (record, _), error = (refused or failed)[0]
+                final = bool(refused)
+                raise error
         except AllocatorError as failure:
-            first, refusal = copies[0][0], failure.error if isinstance(failure, DeliveryFailed) else failure
+            refusal = failure.error if isinstance(failure, DeliveryFailed) else failure
             raise BrokerError(
-                f"topic {topic!r} did not accept {first.topic}:{first.partition} offset {first.offset}: "
+                f"topic {topic!r} did not accept {record.topic}:{record.partition} offset {record.offset}: "
                 f"{failure}; check that the topic exists, its max.message.bytes and this client's permissions",
                 code=getattr(refusal, "code", None),
-                retriable=True,
+                retriable=not final,
             ) from failure
 
     async def _write(
-        self, producer: RecordWriter, topic: str, copies: Sequence[tuple[Record, Headers]], *, with_headers: bool
-    ) -> None:
+        self, producer: RecordWriter, topic: str, copies: Sequence[Copy], *, with_headers: bool
+    ) -> list[tuple[Copy, DeliveryFailed]]:
+        """Returns the records that were not acknowledged, with their errors."""
         sent = []
         for record, headers in copies:
             # earlier versions also write an empty value if both key and value are missing
             value = b"" if record.key is None and record.value is None else record.value
             sent.append(await producer.append(topic, record.key, value, headers=headers if with_headers else ()))
-        for delivered in sent:
-            await asyncio.shield(delivered)
+        failed = []
+        for copy, delivered in zip(copies, sent):
+            try:
+                await asyncio.shield(delivered)
+            except DeliveryFailed as failure:
+                failed.append((copy, failure))
+        return failed
 
     async def open(self) -> tuple[KafkaClient, RecordWriter]:
         """Returns the connected client and producer."""

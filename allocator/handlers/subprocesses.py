@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from types import FunctionType, TracebackType
 from typing import Any
@@ -25,6 +26,12 @@ Places = list[tuple[str, int, str]]
 """The file, the line and the function of each call."""
 
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that stop a daemon. A terminal or a supervisor sends them to all its processes."""
+
+
+class ProcessDied(RuntimeError):
+    """The process of the handler died in a call, or before it."""
 
 
 class Children:
@@ -51,7 +58,7 @@ class Children:
             error, records = child.call(argument)
         except (EOFError, OSError) as gone:
             self._forget(child)
-            raise RuntimeError(f"the process of the handler died with exit code {child.exit_code()}") from gone
+            raise ProcessDied(f"the process of the handler died with exit code {child.exit_code()}") from gone
         finally:
             self._at_work.pop(lane, None)
         if error is not None:
@@ -92,8 +99,15 @@ class Children:
 class _Child:
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._pipe, child_end = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_serve, args=(child_end, function), name="handler", daemon=True)
-        self._process.start()
+        pickled = pickle.dumps(function)  # else the process would import its module before it handles the signals
+        self._process = _SPAWN.Process(target=_serve, args=(child_end, pickled), name="handler", daemon=True)
+        resource_tracker.ensure_running()  # else `start` begins it, and that unblocks the signals
+        # the process inherits the mask, so no signal ends it before it handles them
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
         child_end.close()
 
     def call(self, argument: Any) -> tuple[BaseException | None, Sequence[Produce]]:
@@ -112,24 +126,26 @@ class _Child:
         return self._process.exitcode
 
 
-def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
+def _serve(pipe: Connection, pickled: bytes) -> None:
     """Main function of the process: runs the handler for each argument until the pipe closes.
 
     It does nothing at signals, because a terminal sends them to both processes and the parent decides. They are not
-    ignored: a command that the handler starts would ignore them too, for it does not inherit functions.
+    ignored: a command that the handler starts would ignore them too, for it does not inherit functions. They were
+    blocked until now, and are not while the handler's module is imported: what that starts would inherit the mask.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _STOPS:
         signal.signal(number, _do_nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+    function: Callable[[Any], Any] = pickle.loads(pickled)
     with contextlib.suppress(EOFError, OSError):
         while True:
             argument = pipe.recv()
-            error, places, records = None, Places(), ()
             try:
-                records = function(argument)
+                reply = pickle.dumps((None, Places(), function(argument)))  # fails for a field that is no bytes
             except BaseException as raised:  # noqa: BLE001 - the user's; the parent decides what follows
-                error, places = _portable(raised), _places_of(raised)
-            pipe.send((error, places, records))
+                reply = pickle.dumps((_portable(raised), _places_of(raised), ()))
+            pipe.send_bytes(reply)
 
 
 def _do_nothing(number: int, frame: Any) -> None:

@@ -28,4 +28,4 @@ from allocator.producer.producer import Producer
 from allocator.producer.sender import BatchSender, PartitionQueue, SequenceLost
 from allocator.producer.topics import add_partitions, create_topic, result_error
 from allocator.producer.transaction import NewRecord, RefusedByTopic, TooLargeForTopic, TransactionalWriter
-from allocator.producer.writer import RecordWriter
+from allocator.producer.writer import RECORD_REFUSED, RecordWriter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
 import subprocess
@@ -70,6 +71,10 @@ def batch(batch: Any) -> None:
         note(record, batch=len(batch))
 
 
+def batch_fails(batch: Any) -> None:
+    raise ValueError("no")
+
+
 def slow(record: Any) -> None:
     time.sleep(0.005)
     note(record)
@@ -90,6 +95,19 @@ def held(record: Any) -> None:
     while record.offset == 5 and not os.path.exists(os.environ["RELEASE_FILE"]):
         time.sleep(0.02)
     note(record)
+
+
+def lingers(record: Any) -> None:
+    """The interpreter of its process exits only when a file exists."""
+    note(record)
+    if record.offset == 0:
+        atexit.register(linger, record)
+
+
+def linger(record: Any) -> None:
+    note(record, exits=True)
+    while not os.path.exists(os.environ["RELEASE_FILE"]):
+        time.sleep(0.02)
 
 
 def blocks(record: Any) -> None:

@@ -18,7 +18,7 @@ from allocator.core.fetch import RangeReader
 from allocator.errors import BrokerError
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.letter_headers import origin_of
-from allocator.testing import wait_until
+from allocator.testing import produce, wait_until
 from allocator.types import Record, TopicPartition
 from tests.daemon.daemon_processes import HANDLERS, Setup, stopped
 from tests.producer.witnesses import committed_values
@@ -157,7 +157,7 @@ async def test_a_dead_letter_that_its_topic_rejects_is_named_and_later_ones_are_
     try:
         with pytest.raises(BrokerError, match=rf"{topic}' did not accept orders:3 offset 17: .*TOO_LARGE") as error:
             await letters.send([large], ValueError("bad"), 1)
-        assert error.value.retriable
+        assert not error.value.retriable
         assert error.value.code == 10
         await asyncio.gather(*(letters.send([small] * 2, ValueError("bad"), 1) for _ in range(3)))
     finally:
@@ -165,6 +165,24 @@ async def test_a_dead_letter_that_its_topic_rejects_is_named_and_later_ones_are_
         await letters.close()
     async with Consumer(topic, brokers=kafka_cluster.bootstrap, group=None, membership="fixed") as consumer:
         assert await consumer.end_offsets([TopicPartition(topic, 0)]) == {TopicPartition(topic, 0): 6}
+
+
+async def test_a_letter_that_is_too_large_ends_the_daemon_at_once_and_no_other_letter_is_repeated(
+    make: Callable[..., Setup], topic_factory: Callable[..., str]
+) -> None:
+    """A restart would fail in the same way, and a supervisor that tries it would add letters without end."""
+    it = make()
+    letters = topic_factory(1, config={"max.message.bytes": "20000"})
+    produce(it.cluster.bootstrap, it.topic, [b"0", b"1", b"2", bytes(30_000)])  # one batch
+    handler = {"mode": "batch", "dead_letter_topic": letters}
+    assert it.run(it.config("batch_fails", handler=handler)).wait(60) == 3
+    named = f"its dead letter is refused: topic {letters!r} did not accept {it.topic}:0 offset 3: "
+    assert any(named in line["message"] for line in it.logs() if line["level"] == "error")
+    assert await it.committed() == {0: 0}
+    async with KafkaClient(it.cluster.bootstrap) as client:
+        bounds = await (reader := RangeReader(client)).bounds([TopicPartition(letters, 0)])
+        written = [origin_of(record).offset async for batch in reader.read(bounds) for record in batch]
+    assert written == [0, 1, 2]
 
 
 async def test_a_second_signal_stops_at_once_and_commits_nothing(make: Callable[..., Setup]) -> None:
@@ -246,6 +264,20 @@ async def test_another_sighup_stops_no_draining(make: Callable[..., Setup], firs
     release.touch()
     assert process.wait(60) == 0
     assert await it.committed() == {0: 6}
+
+
+async def test_sighup_after_the_draining_changes_no_exit_code(make: Callable[..., Setup]) -> None:
+    """systemd's SendSIGHUP, and a terminal that closes, may send it at any moment before the process has ended."""
+    it = make()
+    it.fill(10)
+    release = it.directory / "release"
+    process = it.run(it.config("lingers"), RELEASE_FILE=str(release))
+    it.wait_done()
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: any("exits" in entry for entry in it.done()), 60, "the interpreter to exit")
+    process.send_signal(signal.SIGHUP)
+    release.touch()
+    assert process.wait(60) == 0
 
 
 async def test_a_partition_does_not_move_while_a_call_runs_even_after_drain_timeout_s(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
+import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +25,7 @@ from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import topic_of_offset
 from allocator.errors import ConfigError, DeserializationError, HandlerCutOff, HandlerFailed
 from allocator.handlers.policy import ErrorPolicy, Retries
+from allocator.handlers.results import Produce
 from allocator.handlers.window import Window, fingerprint
 from allocator.types import Record
 from tests.consumer.fake_source import Cluster, FakeSource, positions
@@ -624,6 +628,18 @@ async def test_an_error_of_the_library_has_its_class_after_its_way_from_a_proces
     assert letters.offsets == []
 
 
+def produce_a_lock(record: Record) -> Any:
+    return Produce("results", threading.Lock())  # type: ignore[arg-type]
+
+
+async def test_a_result_that_cannot_leave_its_process_is_an_error_of_the_handler() -> None:
+    letters = Letters()
+    async with running(Cluster(records=1), produce_a_lock, letters, workers="processes", retries=Retries(0)) as it:
+        await until(lambda: letters.offsets == [0])
+        await it.stop()
+    assert (dict(letters.headers[0])["allocator.error"] or b"").startswith(b"builtins.TypeError: cannot pickle")
+
+
 @pytest.mark.parametrize("workers", ["threads", "processes"])
 async def test_the_class_of_an_error_decides_in_a_process_too(workers: str) -> None:
     cluster, letters = Cluster(records=4), Letters()
@@ -646,6 +662,73 @@ async def test_a_command_that_a_handler_starts_in_a_process_ends_at_sigterm(
         await until(lambda: positions(it.source).get(PARTITION) == 1)
         await it.stop()
     assert (tmp_path / "done").read_text() == f"{-signal.SIGTERM}\n"
+
+
+class Importing:
+    """A handler whose module takes until a file exists to import."""
+
+    def __call__(self, record: Record) -> None:
+        with open(os.environ["DONE_FILE"], "a") as file:
+            file.write(f"{record.offset}\n")
+
+    def __setstate__(self, state: Any) -> None:
+        with open(os.environ["PIDS_FILE"], "a") as file:
+            file.write(f"{os.getpid()}\n")
+        while not os.path.exists(os.environ["IMPORTED_FILE"]):
+            time.sleep(0.005)
+
+    def __getstate__(self) -> Any:
+        return True
+
+
+@pytest.mark.parametrize("moment", ["starts", "imports"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_to_a_process_that_starts_costs_no_record(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, moment: str
+) -> None:
+    """A terminal and systemd send it to the processes of the handler too."""
+    for name in ("DONE", "PIDS", "IMPORTED"):
+        monkeypatch.setenv(f"{name}_FILE", str(tmp_path / name))
+    cluster, letters = Cluster(records=3), Letters()
+    options: dict[str, Any] = {"retries": Retries(0), "policy": ErrorPolicy.of(skip_on=[RuntimeError])}
+    before = {child.pid for child in multiprocessing.active_children()}
+
+    def starting() -> list[int]:
+        if moment == "starts":
+            return [each.pid for each in multiprocessing.active_children() if each.pid and each.pid not in before]
+        return [int(pid) for pid in (tmp_path / "PIDS").read_text().split()] if (tmp_path / "PIDS").exists() else []
+
+    async with running(cluster, Importing(), letters, workers="processes", concurrency=1, **options) as it:
+        await until(starting)
+        os.kill(starting()[0], number)
+        (tmp_path / "IMPORTED").touch()
+        await until(lambda: positions(it.source).get(PARTITION) == 3)
+        await it.stop()
+    assert letters.offsets == []
+    assert it.source.measures.records_skipped == 0
+    assert (tmp_path / "DONE").read_text().split() == ["0", "1", "2"]
+
+
+def die_in_process(record: Record) -> None:
+    with open(os.environ["PIDS_FILE"], "a") as file:
+        file.write(f"{os.getpid()}\n")
+    signal.pause()
+
+
+@pytest.mark.parametrize("action", ["dead_letter_on", "skip_on"])
+async def test_a_record_whose_process_dies_while_its_worker_stops_is_left_to_the_next_owner(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    monkeypatch.setenv("PIDS_FILE", str(tmp_path / "pids"))
+    cluster, letters = Cluster(records=1), Letters()
+    policy = ErrorPolicy.of(retry_on=[], **{action: [Exception]})
+    async with running(cluster, die_in_process, letters, workers="processes", policy=policy) as it:
+        await until(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().endswith("\n"))
+        it.processor.stop()
+        os.kill(int((tmp_path / "pids").read_text()), signal.SIGKILL)
+        await it.stop()
+    assert letters.offsets == []
+    assert cluster.committed == {PARTITION: 0}
 
 
 async def test_plain_handlers_may_run_in_processes_and_one_that_dies_costs_an_attempt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import logging
@@ -229,6 +230,30 @@ async def test_a_missing_dead_letter_topic_is_a_failure_at_the_record() -> None:
     assert cluster.committed == {PARTITION: 5}
 
 
+async def test_a_letter_that_is_refused_for_good_while_the_worker_stops_is_left_to_the_next_owner(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As without a dead-letter topic: what leaves this member is no reason to end it."""
+    cluster, called, go_on = Cluster(records=1), asyncio.Event(), asyncio.Event()
+
+    async def handle(record: Record) -> None:
+        called.set()
+        await go_on.wait()
+        raise ValueError("poison")
+
+    letters = Letters([BrokerError("too large", code=10)])
+    async with running(cluster, handle, letters, retries=Retries(0)) as it:
+        await called.wait()
+        it.processor.stop()
+        await until(lambda: "1 partitions drain" in caplog.text)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        go_on.set()
+        await it.stop()
+    assert letters.refusals == []
+    assert cluster.committed == {PARTITION: 0}
+
+
 @pytest.mark.parametrize("kind", ["text", "note", "cause", "group"])
 async def test_a_long_error_is_logged_short(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     error: BaseException = ValueError("x" * 1_000_000 if kind == "text" else "short")
@@ -396,6 +421,42 @@ async def test_a_long_error_is_cut_before_it_is_logged_and_written(caplog: pytes
     headers = headers_of(Record("t", 0, 0, 0, 0, None, b"", []), "g", error, 1)
     assert sum(len(data or b"") for _, data in headers) < 10_000
     assert dict(headers)["kafka_dlt-exception-fqcn"] == b"builtins.ValueError"
+
+
+class WithoutClass(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
+async def test_an_exception_that_cannot_be_asked_for_its_class_is_retried_and_becomes_a_dead_letter(kind: str) -> None:
+    letters, calls = Letters(), 0
+
+    def fail(record: Record) -> None:
+        nonlocal calls
+        calls += 1
+        raise WithoutClass
+
+    async def handle(record: Record) -> None:
+        fail(record)
+
+    async with running(Cluster(records=1), handle if kind == "coroutine" else fail, letters) as it:
+        await until(lambda: letters.offsets or it.task.done())
+        await it.stop()
+    assert (letters.offsets, calls) == ([0], 3)
+    assert b"WithoutClass" in (dict(letters.headers[0])["allocator.error"] or b"")
+
+
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
+async def test_a_handler_that_returns_a_future_is_rejected_at_once(kind: str) -> None:
+    result: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    async def handle(record: Record) -> Any:
+        return result
+
+    async with running(Cluster(), handle if kind == "coroutine" else lambda record: result, Letters()) as it:
+        error = await it.failed()
+    assert "returned a future, whose work may not be done" in str(error)
 
 
 @pytest.mark.parametrize("kind", ["plain", "coroutine"])

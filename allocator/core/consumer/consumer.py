@@ -463,8 +463,7 @@ class ConsumerBase:
         holds = [hold] if hold is not None and hold.is_of(record) else member.state.holds_of(record)
         if holds:  # of another call, or a thread lacks the context of this one
             may_act = member.membership.may_act()
-            answers = [each.answer(record, may_act and not each.has_outlived) for each in holds]
-            return False not in answers
+            return False not in [each.answer(record, may_act and not each.has_outlived) for each in holds]
         tenure = member.state.assignment.get(TopicPartition(record.topic, record.partition))
         return tenure is not None and tenure.fence == record.fence and member.membership.may_act()
 

@@ -63,8 +63,7 @@ class Hold:
         end, first = getattr(unit, "next_offset", place + 1), place
         if self.in_order:
             first = _first_of(called) if called is not None and self.has(called, place) else 0
-        told = self.refused and [each for each in list(self.refused) if isinstance(each, int)]
-        may_act = may_act and not any(first <= each < end for each in told)
+        may_act = may_act and not any(isinstance(each, int) and first <= each < end for each in list(self.refused))
         # a task may ask late, for a call that has returned
         if not may_act and (held := self.done()[0]) is not None and held < end:
             self.refused.add(max(place, held))
@@ -383,8 +382,9 @@ class Progress(Tenure):
     def left_out(self) -> int | None:
         """Returns the lowest offset in hand on which its user was told not to act; None if there is none. May be called
         in any thread."""
-        holds = [hold for hold in list(self.holds) if hold.refused and hold.busy]
-        return min((place for hold in holds for place in hold.left_out()), default=None)
+        return min(
+            (at for hold in list(self.holds) if hold.refused and hold.busy for at in hold.left_out()), default=None
+        )
 
     def take_beyond(self, start: int) -> DoneSet | None:
         """Returns the done records beyond `start`, for a hold that begins there and tracks them from now on."""

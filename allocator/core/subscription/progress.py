@@ -94,8 +94,8 @@ class Hold:
 
     def left_out(self) -> list[int]:
         """Returns the offsets among the refused places, without those of records that are done."""
-        first = self.done()[0]
-        return [each for each in list(self.refused) if isinstance(each, int) and first is not None and each >= first]
+        held = self.done()[0] if self.refused and self.busy else None
+        return [each for each in list(self.refused) if isinstance(each, int) and held is not None and each >= held]
 
     def begin_again(self, unit: Any) -> None:
         """Called when this unit is delivered again: what was said before about its records counts no more."""
@@ -382,9 +382,7 @@ class Progress(Tenure):
     def left_out(self) -> int | None:
         """Returns the lowest offset in hand on which its user was told not to act; None if there is none. May be called
         in any thread."""
-        return min(
-            (at for hold in list(self.holds) if hold.refused and hold.busy for at in hold.left_out()), default=None
-        )
+        return min((place for hold in list(self.holds) for place in hold.left_out()), default=None)
 
     def take_beyond(self, start: int) -> DoneSet | None:
         """Returns the done records beyond `start`, for a hold that begins there and tracks them from now on."""

@@ -192,6 +192,38 @@ async def test_a_readable_assignment_of_another_client_is_corrected(bench: OneGr
             await wait_until_async(is_corrected, 30, "each partition to have one owner")
 
 
+async def test_an_owner_keeps_its_partitions_when_an_earlier_assignment_is_restored(bench: OneGroup) -> None:
+    """The member that owned them then waits until their present owner has released them."""
+    swapped = False
+
+    def halves(members: Iterable[str], partitions: Iterable[str]) -> dict[str, dict[str, list[int]]]:
+        numbers, names = sorted(int(each.partition(":")[2]) for each in partitions), sorted(members, reverse=swapped)
+        shares = [numbers] if len(names) == 1 else [numbers[:12], numbers[12:]]
+        return {name: {"t": share} for name, share in zip(names, shares)}
+
+    async with bench.members("a", "b", assignors=[halves]) as (a, b), bench.store() as store:
+        earlier = (await store.zk.get(bench.paths.assignment))[0]
+        swapped = True
+        bench.topics.change(t=25)
+        await bench.settle(a, b)
+        swapped = False
+        for member in (a, b):
+            member.owner.may_drain.clear()
+        writes = await store.writes()
+        await store.zk.set(bench.paths.assignment, earlier)
+
+        async def corrected() -> AssignmentDocument | None:
+            document, _ = await store.document()
+            return document if document is not None and document.writes > writes else None
+
+        document = await wait_until_async(corrected, 30, "the leader to replace the restored assignment")
+        for member, other in ((a, b), (b, a)):
+            assert document.owners.get(member.membership.member_id, frozenset()).isdisjoint(other.owned)
+        for member in (a, b):
+            member.owner.may_drain.set()
+        await bench.settle(a, b)
+
+
 async def saved(bench: OneGroup, store: Store, member: TestMember, *kinds: str) -> list[tuple[str, bytes]]:
     """Returns path and data of the znodes of a member, as a tool saves them."""
     name, path = member.membership.member_id, {"member": bench.paths.member, "claim": bench.paths.claim}

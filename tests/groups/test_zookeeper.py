@@ -30,6 +30,7 @@ from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from tests.groups.members import OneGroup, TestMember
 from tests.repo.repository import ROOT
+from tests.zookeeper.zookeeper_proxy import proxied
 
 
 @pytest.fixture
@@ -222,6 +223,28 @@ async def test_an_owner_keeps_its_partitions_when_an_earlier_assignment_is_resto
         for member in (a, b):
             member.owner.may_drain.set()
         await bench.settle(a, b)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_response_out_of_order_costs_a_member_its_session_and_is_no_failure(group: str, zk_chroot: str) -> None:
+    """kazoo's thread ends with it, as with any lost connection."""
+    async with proxied(zk_chroot) as proxy, OneGroup(proxy.hosts, group, {"t": 24}).members("a") as (a,):
+
+        def renumbered(data: bytes) -> bytes:
+            if int.from_bytes(data[4:8], "big", signed=True) <= 0:  # it answers a ping, or is an event
+                return data
+            proxy.reply = bytes
+            return data[:4] + b"\x7f\xff\xff\xff" + data[8:]
+
+        first, proxy.reply = a.membership.member_id, renumbered
+        a.membership.subscribe({"t"})  # leads to requests beside the proofs of life
+        await wait_until_async(lambda: proxy.reply is bytes, 30, "a response out of order")
+        await wait_until_async(
+            lambda: a.membership.member_id != first and len(a.owned) == 24 and a.membership.may_act(),
+            30,
+            "the member to join again",
+        )
+        assert a.owner.errors == []
 
 
 async def saved(bench: OneGroup, store: Store, member: TestMember, *kinds: str) -> list[tuple[str, bytes]]:

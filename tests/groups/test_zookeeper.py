@@ -16,6 +16,7 @@ from kazoo.client import KazooClient
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl
 
 from allocator import GroupCommands
+from allocator.core.aio import TaskGroup
 from allocator.core.aio.clock import wall_ms
 from allocator.core.types import Partitions
 from allocator.documents import InvalidZnode
@@ -24,6 +25,7 @@ from allocator.operate.liveness import live_members
 from allocator.protocols.zookeeper import group_znodes
 from allocator.protocols.zookeeper.client.client import Op
 from allocator.protocols.zookeeper.leader import Leader
+from allocator.protocols.zookeeper.session_lease import MembershipLost
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument
 from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import wait_until_async
@@ -245,6 +247,15 @@ async def test_a_response_out_of_order_costs_a_member_its_session_and_is_no_fail
             "the member to join again",
         )
         assert a.owner.errors == []
+
+
+async def test_a_member_that_notices_its_loss_twice_logs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def notice(why: str) -> None:
+        raise MembershipLost(why)
+
+    with pytest.raises(MembershipLost):
+        await TaskGroup().run(notice("it expired"), election=notice("its znode was deleted"))
+    assert [record.exc_info for record in caplog.records if "besides" in record.message] == [None]
 
 
 async def saved(bench: OneGroup, store: Store, member: TestMember, *kinds: str) -> list[tuple[str, bytes]]:

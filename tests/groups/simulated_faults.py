@@ -21,6 +21,7 @@ PARTITIONS = 12
 MEAN_S = 1.2  # from one event to the next
 TOGETHER_S = 0.05  # ... or this long, if it falls into the reaction to the last event
 TOGETHER = 0.3  # how often that is
+MOST_AGE_S = 15.0  # of an assignment that an operator restores
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class Faults:
         if names and self.world.watched:
             found += [self._one("block", TIMEOUT_S), self._one("block", TIMEOUT_S), self._leader("block", TIMEOUT_S)]
         found += [lambda: self.do("spoil"), lambda: self.do("unassign"), lambda: self.do("grow")]
+        found += [lambda: self.do("restore", seconds=self._for(MOST_AGE_S))]
         if names and not self.world.jumpy:  # a budget is counted by the wall clock
             found += [self._command] * 3
         found += [lambda: self.do("withdraw")]
@@ -226,8 +228,17 @@ class Faults:
         if "/allocator/g/assignment" in self.world.ensemble.znodes:
             self._by_hand("delete", "/allocator/g/assignment")
 
+    def _do_restore(self, age_s: float) -> None:
+        """Overwrites the assignment with the one from `age_s` ago, or creates that."""
+        data = self.world.assignment_at(self.world.loop.time() - age_s)
+        if data is not None:
+            path = "/allocator/g/assignment"
+            self._by_hand("set" if path in self.world.ensemble.znodes else "create", path, data)
+
     def _by_hand(self, kind: str, path: str, data: bytes = b"") -> None:
+        self.world.by_hand = True
         self.world.ensemble.commit([Op(kind, path, data)], self.world.ensemble.open(1e9))
+        self.world.by_hand = False
 
     def _do_seek(self, name: str) -> None:
         """Commands a seek of a partition of this member."""

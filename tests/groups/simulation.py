@@ -36,7 +36,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 from unittest import mock
 
-from allocator.documents.checked import InvalidZnode
 from allocator.protocols.zookeeper import group_znodes, session
 from allocator.protocols.zookeeper.client.client import ConnectionLost
 from allocator.protocols.zookeeper.znodes import following
@@ -108,6 +107,10 @@ class Simulation:
         """How many documents the members have followed, each counted once for each member."""
         self._written: dict[int, bytes] = {}
         """The documents by their number (`AssignmentDocument.writes`)."""
+        self._moments: list[tuple[float, bytes]] = []
+        """When each document was written."""
+        self.by_hand = False
+        """Whether a fault is writing."""
         self._spoilt = False
         self.workers: dict[str, Worker] = {}
         self.tasks: list[asyncio.Task[Any]] = []
@@ -282,7 +285,7 @@ class Simulation:
     def _after_write(self, write: Write) -> None:
         for path, znode in write.changes.items():
             if path == f"{BASE}/assignment":
-                if znode is None:
+                if znode is None or self.by_hand:
                     self._spoilt = True
                 else:
                     self.check_document(znode.data)
@@ -296,12 +299,9 @@ class Simulation:
                             self.broken(f"{member} and {other} both claim {sorted(claim.held & others.held)}")
 
     def check_document(self, data: bytes) -> None:
-        try:
-            document = AssignmentDocument.decode("assignment", data)
-        except InvalidZnode:
-            self._spoilt = True
-            return  # invalid content that a fault wrote into the znode
+        document = AssignmentDocument.decode("assignment", data)
         self._written[document.writes] = data
+        self._moments.append((self.loop.time(), data))
         last, self.document = self.document, document
         if self._spoilt:
             self.commands.forget()
@@ -317,6 +317,10 @@ class Simulation:
         owned += [p for entry in document.waiting.values() for p in entry.partitions]
         if len(owned) != len(set(owned)):
             self.broken(f"revision {document.revision} assigns a partition to two members")
+
+    def assignment_at(self, moment: float) -> bytes | None:
+        """Returns the assignment that the leaders had written by then; None if there was none."""
+        return next((data for at, data in reversed(self._moments) if at <= moment), None)
 
     def check_followed(self, worker: Worker, document: AssignmentDocument) -> None:
         """A member may have read the changes alone."""

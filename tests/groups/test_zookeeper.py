@@ -16,6 +16,7 @@ from kazoo.client import KazooClient
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl
 
 from allocator import GroupCommands
+from allocator.core.aio import TaskGroup
 from allocator.core.aio.clock import wall_ms
 from allocator.core.types import Partitions
 from allocator.documents import InvalidZnode
@@ -24,12 +25,14 @@ from allocator.operate.liveness import live_members
 from allocator.protocols.zookeeper import group_znodes
 from allocator.protocols.zookeeper.client.client import Op
 from allocator.protocols.zookeeper.leader import Leader
+from allocator.protocols.zookeeper.session_lease import MembershipLost
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument
 from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from tests.groups.members import OneGroup, TestMember
 from tests.repo.repository import ROOT
+from tests.zookeeper.zookeeper_proxy import proxied
 
 
 @pytest.fixture
@@ -190,6 +193,69 @@ async def test_a_readable_assignment_of_another_client_is_corrected(bench: OneGr
                 return False
 
             await wait_until_async(is_corrected, 30, "each partition to have one owner")
+
+
+async def test_an_owner_keeps_its_partitions_when_an_earlier_assignment_is_restored(bench: OneGroup) -> None:
+    """The member that owned them then waits until their present owner has released them."""
+    swapped = False
+
+    def halves(members: Iterable[str], partitions: Iterable[str]) -> dict[str, dict[str, list[int]]]:
+        numbers, names = sorted(int(each.partition(":")[2]) for each in partitions), sorted(members, reverse=swapped)
+        shares = [numbers] if len(names) == 1 else [numbers[:12], numbers[12:]]
+        return {name: {"t": share} for name, share in zip(names, shares)}
+
+    async with bench.members("a", "b", assignors=[halves]) as (a, b), bench.store() as store:
+        earlier = (await store.zk.get(bench.paths.assignment))[0]
+        swapped = True
+        bench.topics.change(t=25)
+        await bench.settle(a, b)
+        swapped = False
+        for member in (a, b):
+            member.owner.may_drain.clear()
+        writes = await store.writes()
+        await store.zk.set(bench.paths.assignment, earlier)
+
+        async def corrected() -> AssignmentDocument | None:
+            document, _ = await store.document()
+            return document if document is not None and document.writes > writes else None
+
+        document = await wait_until_async(corrected, 30, "the leader to replace the restored assignment")
+        for member, other in ((a, b), (b, a)):
+            assert document.owners.get(member.membership.member_id, frozenset()).isdisjoint(other.owned)
+        for member in (a, b):
+            member.owner.may_drain.set()
+        await bench.settle(a, b)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_response_out_of_order_costs_a_member_its_session_and_is_no_failure(group: str, zk_chroot: str) -> None:
+    """kazoo's thread ends with it, as with any lost connection."""
+    async with proxied(zk_chroot) as proxy, OneGroup(proxy.hosts, group, {"t": 24}).members("a") as (a,):
+
+        def renumbered(data: bytes) -> bytes:
+            if int.from_bytes(data[4:8], "big", signed=True) <= 0:  # it answers a ping, or is an event
+                return data
+            proxy.reply = bytes
+            return data[:4] + b"\x7f\xff\xff\xff" + data[8:]
+
+        first, proxy.reply = a.membership.member_id, renumbered
+        a.membership.subscribe({"t"})  # leads to requests beside the proofs of life
+        await wait_until_async(lambda: proxy.reply is bytes, 30, "a response out of order")
+        await wait_until_async(
+            lambda: a.membership.member_id != first and len(a.owned) == 24 and a.membership.may_act(),
+            30,
+            "the member to join again",
+        )
+        assert a.owner.errors == []
+
+
+async def test_a_member_that_notices_its_loss_twice_logs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def notice(why: str) -> None:
+        raise MembershipLost(why)
+
+    with pytest.raises(MembershipLost):
+        await TaskGroup().run(notice("it expired"), election=notice("its znode was deleted"))
+    assert [record.exc_info for record in caplog.records if "besides" in record.message] == [None]
 
 
 async def saved(bench: OneGroup, store: Store, member: TestMember, *kinds: str) -> list[tuple[str, bytes]]:

@@ -21,7 +21,6 @@ from allocator.protocols.zookeeper.client.client import (
     SessionState,
     ZnodeExists,
     ZooKeeperClient,
-    ZooKeeperError,
 )
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 from tests.groups.zookeeper_sessions import session
@@ -166,7 +165,7 @@ async def test_a_client_whose_thread_dies_opens_another_session(zk_chroot: str) 
         first = zk.session_id
         with states_of(zk) as states:
             proxy.reply = lambda data: data[:4] + b"\x7f\xff\xff\xff" + data[8:]  # the number of the request
-            with pytest.raises(ZooKeeperError):
+            with pytest.raises(ConnectionLost):
                 await zk.get("/x")
             proxy.reply = bytes
             await until(states, SessionState.CONNECTED)

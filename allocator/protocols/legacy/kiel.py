@@ -40,6 +40,7 @@ from allocator.protocols.zookeeper import (
     BadVersion,
     ConnectionLost,
     EphemeralZnodes,
+    MembershipLost,
     NoZnode,
     Paths,
     SessionState,
@@ -341,7 +342,7 @@ class _KielMember(OwnersMembership):
             await TaskGroup().run(self._copy(seal, version), lease=self._keeper.keep(self._paths.opening, b""))
         except BadVersion:
             pass  # another member has opened the group
-        except ConnectionLost:
+        except (ConnectionLost, MembershipLost):
             raise
         except AllocatorError as error:
             log.warning("%s: copying the offsets failed, retrying: %s", self._group, error)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
     from allocator.protocols.zookeeper.options import EnsembleOptions
     from allocator.protocols.zookeeper.session import SessionMembership
+    from allocator.protocols.zookeeper.session_lease import MembershipLost
     from allocator.protocols.zookeeper.steering import Budget, counting, members_named
     from allocator.protocols.zookeeper.znodes.documents import (
         AssignmentDocument,
@@ -75,6 +76,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
             "options": "EnsembleOptions",
             "command_store": "CommandStore",
             "session": "SessionMembership",
+            "session_lease": "MembershipLost",
             "steering": "Budget counting members_named",
             "znodes.documents": "AssignmentDocument Claim MemberInfo Paths in_join_order",
             "znodes.load_reader": "loads_of",

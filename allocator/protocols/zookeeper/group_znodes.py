@@ -37,10 +37,8 @@ class Snapshot:
     version: int
     """The version of the document's znode; -1 if there is none."""
     rebuilt: bool
-    """Whether the znode is missing or unreadable, so that `document` was made from the claims."""
-    miscounted: bool
-    """Whether the write count in the group's znode does not match the document, because another client wrote that
-    znode. No claim can succeed before the next write."""
+    """Whether the znode is missing or unreadable, or is not what a leader wrote last, so that `document` was made from
+    the claims. No claim can succeed before the next write."""
     members: Mapping[str, MemberInfo]
     """The members with a readable member znode, in join order."""
     alive: frozenset[str]
@@ -74,9 +72,9 @@ class GroupZnodes:
         self._infos: dict[str, MemberInfo] = {}
         self._claims: dict[str, Watched[Claim | None]] = {}
         self._budget = InflateBudget.of_claims()
-        # (document, version of its znode, `Snapshot.miscounted`)
-        self._document: tuple[AssignmentDocument | None, int, bool] | None = None
-        self._last: AssignmentDocument | None = None
+        # (document, version of its znode); the document is None if it must be rebuilt
+        self._document: tuple[AssignmentDocument | None, int] | None = None
+        self._last: AssignmentDocument | None = None  # the newest document that this member has written or refused
         # the transactions that wrote `_document` (None: not known, or under way), and what this member has read last.
         # Versions begin again at 0 if the znode is created again
         self._written: int | None = None
@@ -131,7 +129,7 @@ class GroupZnodes:
 
     async def read(self) -> Snapshot:
         """Reads what has changed. Raises ConnectionLost, and NoZnode if the group's own znodes were deleted."""
-        document, version, rebuilt, miscounted = await self._read_document()
+        document, version, rebuilt = await self._read_document()
         found, claimed = await asyncio.gather(self._names.get(), self._claim_names.get())
         names, paths = in_join_order(found), self._store.paths
         members = await self._members(names)
@@ -150,21 +148,19 @@ class GroupZnodes:
         claims = await self._claims_of([member for member in document.waiting if member in alive])
         now_ms = wall_ms()
         commands = CommandsInForce.of(self._readable_commands, members, document.commands, now_ms)
-        return Snapshot(
-            document, version, rebuilt, miscounted, members, alive, claims, frozenset(left), commands, now_ms
-        )
+        return Snapshot(document, version, rebuilt, members, alive, claims, frozenset(left), commands, now_ms)
 
     async def write(self, document: AssignmentDocument, version: int) -> None:
         """Replaces the document if its znode still has `version`. Raises BadVersion or ZnodeExists otherwise; after any
         error, call `start_over`."""
         document = document.but(writes=document.writes + 1)
         self._steps = steps = self._steps_to(document, version)
-        written = self._document = document, version, False
+        written = self._document = document, version
         changes = Changes(document.writes, version + 1, steps) if steps else None
         self._written = None
         zxid = await self._store.write_document(document, version, changes)
         if self._document is written:  # otherwise another leader replaced the document before this response came
-            self._document, self._written = (document, version + 1, False), zxid
+            self._document, self._written = (document, version + 1), zxid
         self._last = document
         # the other members have released, so the leader must not wait until they write their claims
         self._claims = {member: watched for member, watched in self._claims.items() if member in document.waiting}
@@ -178,32 +174,41 @@ class GroupZnodes:
         """Returns the last steps to the document that is written next; none if the document before it is unknown."""
         if self._document is None:
             return ()
-        before, read, miscounted = self._document
-        if before is None or miscounted or read != version or not 0 < before.writes == document.writes - 1:
+        before, read = self._document
+        if before is None or read != version or not 0 < before.writes == document.writes - 1:
             return ()
         step = difference(before, document)
         return () if step is None else (*self._steps, step)[-MAX_STEPS:]
 
-    async def _read_document(self) -> tuple[AssignmentDocument, int, bool, bool]:
+    async def _read_document(self) -> tuple[AssignmentDocument, int, bool]:
         if self._document is None:
             try:
                 # reads the count before the document: if another leader writes in between, the old count makes the next
                 # write fail
                 writes = await self._store.writes()
                 document, stat, _ = await self._store.sized_document(counts=self._counts)
-                miscounted = document is not None and 0 < document.writes != writes
                 version, self._written = (-1, None) if stat is None else (stat.version, stat.zxid)
-                self._document = None if document is None else document.but(writes=writes), version, miscounted
+                if document is not None and 0 < document.writes != writes:
+                    if writes != await self._store.writes():  # another leader wrote in between
+                        raise BadVersion(self._store.paths.assignment)
+                    log.warning(
+                        "%s: the assignment is not what a leader wrote last; continuing from the members' claims",
+                        self._store.paths.group,
+                    )
+                    # partitions may have moved since an earlier document that an operator restored
+                    self._last = max(self._last or document, document, key=lambda each: each.revision)
+                    document = None
+                self._document = None if document is None else document.but(writes=writes), version
             except InvalidZnode as error:
                 log.error("%s: %s; continuing from the members' claims", self._store.paths.group, error)
-                self._document = None, error.version, False
-        document, version, miscounted = self._document
+                self._document = None, error.version
+        document, version = self._document
         if document is not None:
-            return document, version, False, miscounted
+            return document, version, False
         # reads the count before the claims, so that no later claim can be based on the lost document
         writes = await self._store.writes()
         claims = await self._claims_of(in_join_order(await self._claim_names.get()))
-        return adopt(claims, self._last, writes or version + 1).but(writes=writes), version, True, False
+        return adopt(claims, self._last, writes or version + 1).but(writes=writes), version, True
 
     async def _claims_of(self, wanted: list[str]) -> dict[str, Claim]:
         self._budget.keep(map(self._store.paths.claim, wanted))

@@ -172,7 +172,7 @@ class Leader:
             fresh, document = False, document.but(problem=str(error))
             group = replace(group, document=document)
         successor = self._decider.next(group, fresh)
-        if successor is None and (document != stored.document or stored.miscounted):
+        if successor is None and (document != stored.document or stored.rebuilt):
             successor = document.but(leader=self._me, revision=document.revision + 1)
         now = asyncio.get_running_loop().time
         if fresh and write_at is not None and await wait_for_event(self._znodes.regrouped, write_at - now()):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from allocator.core.aio import wait_for_event
 from allocator.core.membership import AssignmentListener
 from allocator.core.telemetry import Measures
+from allocator.errors import AllocatorError
 from allocator.protocols.lease import Lease, MemberLease
 from allocator.protocols.zookeeper.client.client import ConnectionLost, NoZnode, SessionState, ZooKeeperClient
 
@@ -58,7 +59,7 @@ assert EnsembleLease.HALF_TICK < PACE
 assert 2 * PACE < 1 - Lease.CLOCK_MARGIN
 
 
-class MembershipLost(Exception):
+class MembershipLost(AllocatorError):
     """The session has ended, or the member's znode is gone. The membership catches this and joins again."""
 
 

@@ -525,6 +525,8 @@ TRANSLATION: tuple[tuple[type[Exception], type[ZooKeeperError], str], ...] = (
     (kazoo_errors.SessionExpiredError, ConnectionLost, "the session has expired"),
     (kazoo_errors.ConnectionLoss, ConnectionLost, "the connection was lost"),
     (kazoo_errors.ConnectionDropped, ConnectionLost, "the connection was dropped"),
+    # kazoo raises it in its thread, which ends
+    (RuntimeError, ConnectionLost, "the connection was lost at a response out of order"),
 )
 
 WRITES = frozenset({"create", "multi"})  # the operations of `what` that add znodes

@@ -449,7 +449,7 @@ async def test_with_manual_commits_a_moved_partition_continues_at_its_committed_
 
 
 @pytest.mark.parametrize("ends", ["a seek", "a pause"])
-async def test_getmany_raises_no_error_later_that_is_over_by_then(ends: str) -> None:
+async def test_getmany_raises_an_error_behind_records_while_it_lasts(ends: str) -> None:
     """It meets the error behind the records of another partition, once that error is due again."""
     out, other = TopicPartition("t", 0), TopicPartition("t", 1)
     cluster = GroupCluster(ids=True)
@@ -460,17 +460,22 @@ async def test_getmany_raises_no_error_later_that_is_over_by_then(ends: str) -> 
         for partition, start in ((out, 500), (other, 0)):
             await made[0].take(partition, partition.partition, lambda: None)
             consumer.seek(partition, start)
-        for end in (3, 6, 9, 12):
-            with pytest.raises(OffsetOutOfRange):
-                await consumer.getmany(5)
-            raised_at = loop.time()
+        errors, raised, end, read = 0, True, 0, 0
+        while errors < 3 or raised:  # it is reported, although there are records of the other partition each time
+            assert end < 60
+            due_at, end = loop.time() + 0.1, end + 3
             cluster.produce(other, 3)
             await wait_until_async(lambda: consumer.high_watermark(other) == end, 10, "the records")  # noqa: B023
-            await wait_until_async(lambda: loop.time() > raised_at + 0.1, 10, "that the error is due")  # noqa: B023
-            found = await consumer.getmany(5)
-            assert [record.offset for record in found[other]] == [end - 3, end - 2, end - 1]
+            await wait_until_async(lambda: loop.time() > due_at, 10, "that the error is due")  # noqa: B023
+            try:
+                read += len((await consumer.getmany(5))[other])
+                raised = False
+            except OffsetOutOfRange:
+                errors, raised = errors + 1, True
         if ends == "a seek":
             consumer.seek(out, 0)
         else:
             consumer.pause(out)
+        while read < end:
+            read += len((await consumer.getmany(5))[other])
         assert await consumer.getmany(0.2) == {}

@@ -31,6 +31,7 @@ class Reading:
     def __init__(self, member: GroupMember, deserializers: tuple[Deserializer, Deserializer] = (None, None)) -> None:
         self._member = member
         self._loading = Loading(deserializers, member.fetcher, member.start_task, member.may_take)
+        self._next_error: Exception | None = None
         # the rest of a batch that `one` or `many` has begun, and its iterator
         self._rest: Batch | None = None
         self._records: Iterator[Record] | None = None
@@ -157,13 +158,13 @@ class Reading:
         return found
 
     async def _take_also(self, found: Collection[Any]) -> Batch | None:
-        """Returns the next batch without waiting. If records are already `found`, a later call raises an error again,
-        unless it is resolved by then."""
+        """Returns the next batch without waiting. If records are already `found`, leaves an error for the next call."""
         try:
             return await self._take(0)
-        except Exception:
+        except Exception as error:
             if not found:
                 raise
+            self._next_error = error
             return None
 
     def _some_of(
@@ -206,6 +207,9 @@ class Reading:
     async def _take(self, timeout_s: float | None) -> Batch | None:
         """Returns the rest of the current batch or the next batch; None after the timeout."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
+        error, self._next_error = self._next_error, None
+        if error is not None and self._member.fetcher.lasts(error):
+            raise error
         while True:
             if self._closed:
                 raise Closed(f"the consumer of group {self._member.group!r} is closed")

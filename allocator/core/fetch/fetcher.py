@@ -236,6 +236,15 @@ class Fetcher:
             return None
         return fault.error
 
+    def lasts(self, error: BaseException) -> bool:
+        """Returns whether `take` may raise this error again. That of a partition is over once the partition is sought,
+        reset or revoked; while it is paused, `take` does not raise it."""
+        number = getattr(error, "partition", None)
+        if number is None:
+            return True
+        tp = TopicPartition(getattr(error, "topic", ""), number)
+        return self.fault(tp) is error and self._state.is_wanted(tp)
+
     def broke(self, error: BaseException) -> None:
         """Called when an unexpected error ended fetching. Each `take` raises it, so that no caller waits for ever."""
         if self.broken is None and isinstance(error, Closed):  # whoever cancels one task cancels the others, too

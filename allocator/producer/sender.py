@@ -12,7 +12,7 @@ import contextlib
 import logging
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, NamedTuple, Optional, Protocol, TypeVar
 
@@ -271,6 +271,7 @@ class BatchSender(Generic[B]):
       default raises.
     - While `may_send` returns False, nothing is sent. So a process that was replaced while it was suspended writes
       nothing after its successor.
+    - `find_leaders` is awaited for the topics whose partitions have no known leader. The default reads their metadata.
     - `buffer_bytes` bounds the memory if the caller awaits `wait_for_space` before each `put`.
     - `transactional_id`: all batches are part of its transaction. Set `identity` first.
     - `acks` 1: only the leader has an acknowledged batch, and a retry may store a batch twice.
@@ -283,6 +284,7 @@ class BatchSender(Generic[B]):
         refused: Refused[B] = _raise,
         may_send: Callable[[], bool] | None = None,
         *,
+        find_leaders: Callable[[set[str]], Awaitable[None]] | None = None,
         buffer_bytes: int = 64 << 20,
         request_timeout_s: float = 30.0,
         transactional_id: str | None = None,
@@ -292,6 +294,7 @@ class BatchSender(Generic[B]):
         self._acked = acked
         self._refused = refused
         self._may_send = may_send
+        self._refresh = find_leaders or client.refresh
         self.buffer_bytes = buffer_bytes
         self.held = 0
         """Bytes of batches that are not acknowledged."""
@@ -575,7 +578,7 @@ class BatchSender(Generic[B]):
     async def _find_leaders(self, topics: set[str]) -> None:
         # the client refreshes only topics that it follows by itself
         with contextlib.suppress(AllocatorError):
-            await self._client.refresh(topics)
+            await self._refresh(topics)
         await asyncio.sleep(self._client.retry_backoff_s)
 
     async def _exchange(

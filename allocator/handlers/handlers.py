@@ -6,11 +6,13 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from allocator.core.settings import find
 from allocator.core.telemetry import handling
 from allocator.errors import ConfigError
+
+LAZY: Final = frozenset((map, filter, zip))
 
 
 class HandlerMisuse(ConfigError):
@@ -61,9 +63,10 @@ def check_done(result: Any, name: str) -> None:
         raise HandlerMisuse(
             f"handler {name!r} returned an awaitable, so nothing was done; await it in `async def`, or return nothing"
         )
-    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+    kind = type(result)
+    if inspect.isgenerator(result) or inspect.isasyncgen(result) or kind in LAZY or kind.__module__ == "itertools":
         raise HandlerMisuse(
-            f"handler {name!r} returned a generator, so nothing was done; do the work in the function itself"
+            f"handler {name!r} returned a {kind.__name__}, so nothing was done; do the work in the function itself"
         )
 
 

@@ -118,7 +118,7 @@ class RecordWriter:
             client,
             self._acked,
             self._refused,
-            find_leaders=self._refresh,
+            find_leaders=partial(_refresh, client),
             buffer_bytes=buffer_bytes,
             request_timeout_s=timeout_s / 2,
             acks=acks,
@@ -227,7 +227,7 @@ class RecordWriter:
 
     async def place(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
         """Returns the partition of a record. Raises TopicNotFound, and DeliveryFailed if the topic does not have it."""
-        if topic not in self._known or self._is_missing(topic):
+        if topic not in self._known or _is_missing(self._client, topic):
             await self.find(topic)
         if partition is None:
             partition = self.choose(topic, key)
@@ -253,7 +253,7 @@ class RecordWriter:
         outcome. `pause`: first lets other tasks run, as after each `TURN` rows.
         """
         partitions = self._known.get(topic)
-        if partitions is None or self._is_missing(topic):
+        if partitions is None or _is_missing(self._client, topic):
             partitions = await self.find(topic)
         parts: Iterator[tuple[int, ColumnsToSend | RowsToSend, Sequence[int]]]
         if isinstance(columns, RowsToSend):
@@ -307,7 +307,7 @@ class RecordWriter:
 
         async def find() -> Partitions:
             if not self._client.partitions(topic):
-                await self._refresh([topic])
+                await _refresh(self._client, [topic])
             partitions = self.partitions_now(topic)
             if partitions is not None:
                 return partitions
@@ -325,17 +325,6 @@ class RecordWriter:
                 self._topics.discard(topic)
                 self._client.follow(self._topics)
         return self._known[topic]
-
-    async def _refresh(self, topics: Iterable[str]) -> None:
-        """Reads the metadata. Requests the creation of topics that brokers do not know: no record was sent to them, or
-        they were deleted while records wait."""
-        await self._client.refresh(topics)
-        for topic in filter(self._is_missing, topics):
-            await self._client.send_any(_creation_request(topic))
-
-    def _is_missing(self, topic: str) -> bool:
-        metadata = self._client.metadata
-        return topic not in metadata.topics and metadata.errors.get(topic) != ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
     # -- batches --------------------------------------------------------------------------------------------------
 
@@ -467,7 +456,7 @@ class RecordWriter:
             return
         old_format = error.code == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
         if error.code not in RECORD_REFUSED and not old_format:
-            missing = error.code is None and self._is_missing(partition.topic)
+            missing = error.code is None and _is_missing(self._client, partition.topic)
             self._fail(partition, queue, TopicNotFound([partition.topic]) if missing else error)
             return
         if error.code in TOO_LARGE and batch.records > 1:
@@ -510,6 +499,21 @@ class RecordWriter:
         self._sender.stop()
         for partition, queue in list(self._sender.queues.items()):
             self._fail(partition, queue, known)
+
+
+async def _refresh(client: KafkaClient, topics: Iterable[str]) -> None:
+    """Reads the metadata. Requests the creation of topics that brokers do not know: no record was sent to them, or they
+    were deleted while records wait."""
+    await client.refresh(topics)
+    for topic in topics:
+        if _is_missing(client, topic):
+            await client.send_any(_creation_request(topic))
+
+
+def _is_missing(client: KafkaClient, topic: str) -> bool:
+    """Returns whether brokers have reported that they do not know the topic, or have not reported on it."""
+    metadata = client.metadata
+    return topic not in metadata.topics and metadata.errors.get(topic) != ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
 def _creation_request(topic: str) -> Any:

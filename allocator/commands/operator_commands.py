@@ -12,7 +12,7 @@ from allocator.commands.command import OWNERS_KINDS, Command, CommandKeeper, Com
 from allocator.core.aio import wall_ms
 from allocator.core.consumer import CommandedConsumer, RecordCommands
 from allocator.core.subscription import Tenure
-from allocator.errors import AllocatorError
+from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -125,8 +125,11 @@ class OperatorCommands:
         is_over = False
         try:
             while consumer.state.is_assigned(partition):
-                # with a sink, the position is set only after the sink has registered this owner
-                if consumer.state.position(partition) is None:
+                # With a sink, the position is set only after the sink has registered this owner. Without a committed
+                # offset and a reset strategy, no position is set, and the reader gets an error instead
+                if consumer.state.position(partition) is None and not isinstance(
+                    consumer.fetcher.fault(partition), NoOffsetsError
+                ):
                     await consumer.fetcher.news(RETRY_S)
                     continue
                 try:

@@ -7,11 +7,13 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from allocator.core.settings import find
 from allocator.core.telemetry import handling
 from allocator.errors import ConfigError
+
+LAZY: Final = frozenset((map, filter, zip))
 
 
 class HandlerMisuse(ConfigError):
@@ -65,9 +67,10 @@ def check_done(result: Any, name: str) -> None:
         )
     if isinstance(result, concurrent.futures.Future):
         raise HandlerMisuse(f"handler {name!r} returned a future, whose work may not be done; wait for its `result()`")
-    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+    kind = type(result)
+    if inspect.isgenerator(result) or inspect.isasyncgen(result) or kind in LAZY or kind.__module__ == "itertools":
         raise HandlerMisuse(
-            f"handler {name!r} returned a generator, so nothing was done; do the work in the function itself"
+            f"handler {name!r} returned a {kind.__name__}, so nothing was done; do the work in the function itself"
         )
 
 

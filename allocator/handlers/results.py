@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, ItemsView, KeysView, Sequence, ValuesView
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Optional
 
 from allocator.core.aio import Backoff
 from allocator.core.consumer import Chosen, ConsumerBase
@@ -20,6 +20,8 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 if TYPE_CHECKING:
     from allocator.producer import ConsumerTransactions, NewRecord, Producer, TakenRecord
 
+# The kinds of results that are searched for records. Reading others, such as the cursor of a database, may have effects
+COLLECTIONS: Final = (list, tuple, set, frozenset, deque, dict, KeysView, ValuesView, ItemsView)
 BACKOFF_S, BACKOFF_MAX_S = 0.1, 5.0  # pauses after a failed transaction
 
 
@@ -38,15 +40,33 @@ class Produce(NamedTuple):
 
 
 def produced(result: Any, name: str) -> Sequence[Produce]:
-    """Returns the records in the result of a handler. Raises HandlerMisuse for a list of records and other values."""
+    """Returns the records in the result of a handler. Raises HandlerMisuse for a list of records and other values, and
+    for records in other collections."""
     if isinstance(result, Produce):
         return (result,)
-    if not isinstance(result, (list, tuple)):
+    if not isinstance(result, COLLECTIONS):
         return ()
-    found = [each for each in result if isinstance(each, Produce)]
-    if found and len(found) < len(result):
-        raise HandlerMisuse(f"handler {name!r} returned a list of Produce and other values; return only Produce")
-    return found
+    if isinstance(result, (list, tuple)):
+        found = [each for each in result if isinstance(each, Produce)]
+        if found and len(found) < len(result):
+            raise HandlerMisuse(f"handler {name!r} returned a list of Produce and other values; return only Produce")
+        if found:
+            return found
+    if _has_records(result):
+        raise HandlerMisuse(
+            f"handler {name!r} returned a {type(result).__name__} with Produce inside, which is not written; return "
+            "one Produce, or a flat list of them"
+        )
+    return ()
+
+
+def _has_records(collection: Any, levels: int = 3) -> bool:
+    """Returns whether there is a Produce in the collection, or in one inside of it, down to this number of levels."""
+    values = collection.values() if isinstance(collection, dict) else collection
+    return any(
+        isinstance(each, Produce) or (levels > 1 and isinstance(each, COLLECTIONS) and _has_records(each, levels - 1))
+        for each in tuple(values)
+    )
 
 
 class Results:

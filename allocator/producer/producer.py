@@ -363,11 +363,13 @@ class Producer:
         return futures
 
     async def _append(self, taken: TakenRecord) -> asyncio.Future[RecordMetadata]:
-        """Sends a record as `send` does."""
+        """Sends a record as `send` does. `flush` and `close` do not raise its failure, which the caller handles."""
         topic, partition, (key, value, timestamp, headers) = taken
-        return await self._open_writer().append(
-            topic, key, value, headers=headers, partition=partition, timestamp=timestamp
-        )
+        writer = self._open_writer()
+        future = await writer.append(topic, key, value, headers=headers, partition=partition, timestamp=timestamp)
+        writer.awaited.add(future)
+        future.add_done_callback(writer.awaited.discard)
+        return future
 
     async def _place(self, taken: TakenRecord) -> TopicPartition:
         """Returns the partition of a record for a transaction. Raises the errors of `send`."""

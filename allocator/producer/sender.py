@@ -1,8 +1,9 @@
 """Sends each batch to its partition once and in order, with several requests in flight.
 
 Protocol: Produce v0 to v12 with one batch for each partition, InitProducerId (KIP-98). From Kafka 0.11 on, producer id
-and sequence numbers let the broker ignore a repeated batch and refuse a batch that overtook another. Older brokers get
-one request at a time for each partition. That keeps the order, but a repeated batch is stored twice.
+and sequence numbers let the broker ignore a repeated batch and refuse a batch that overtook another. Brokers before 1.0
+get one request at a time for each partition, because 0.11 recognises only the last batch. Before 0.11, that keeps the
+order, but a repeated batch is stored twice.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import logging
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, NamedTuple, Optional, Protocol, TypeVar
 
@@ -29,8 +30,9 @@ log = logging.getLogger(__name__)
 
 V1, V2, ZSTD = 2, 3, 7  # the first Produce versions with message sets of v1, with batches of v2, and with zstd
 # Brokers remember this many batches per producer and partition. With more in flight, they might not recognise a
-# repeated batch.
+# repeated batch. Brokers before `REMEMBERS` remember only the last one (KAFKA-5494).
 UNDER_WAY: Final = 5
+REMEMBERS: Final = 5  # the Produce version of Kafka 1.0
 # Bytes of one request. Higher: fewer requests; lower: the leader's other partitions wait for a shorter time
 REQUEST_BYTES: Final = 4 << 20
 # seconds between two calls of `may_send` while it returns False
@@ -207,7 +209,7 @@ class PartitionQueue(Generic[B]):
             error = BrokerError(why, code=ErrorCode.MESSAGE_TOO_LARGE)
         if first and (error.code in SEQUENCE_LOST or (misplaced and not self.broken)):
             again = False
-            error = SequenceLost(f"{error}; create a new producer", code=error.code, retriable=True)
+            error = SequenceLost(str(error), code=error.code, retriable=True)
         if first or self.error is None:
             self.error, self.refused = error, first and not again
         self.broken = True
@@ -271,6 +273,7 @@ class BatchSender(Generic[B]):
       default raises.
     - While `may_send` returns False, nothing is sent. So a process that was replaced while it was suspended writes
       nothing after its successor.
+    - `find_leaders` is awaited for the topics whose partitions have no known leader. The default reads their metadata.
     - `buffer_bytes` bounds the memory if the caller awaits `wait_for_space` before each `put`.
     - `transactional_id`: all batches are part of its transaction. Set `identity` first.
     - `acks` 1: only the leader has an acknowledged batch, and a retry may store a batch twice.
@@ -283,6 +286,7 @@ class BatchSender(Generic[B]):
         refused: Refused[B] = _raise,
         may_send: Callable[[], bool] | None = None,
         *,
+        find_leaders: Callable[[set[str]], Awaitable[None]] | None = None,
         buffer_bytes: int = 64 << 20,
         request_timeout_s: float = 30.0,
         transactional_id: str | None = None,
@@ -292,6 +296,7 @@ class BatchSender(Generic[B]):
         self._acked = acked
         self._refused = refused
         self._may_send = may_send
+        self._refresh = find_leaders or client.refresh
         self.buffer_bytes = buffer_bytes
         self.held = 0
         """Bytes of batches that are not acknowledged."""
@@ -321,6 +326,11 @@ class BatchSender(Generic[B]):
     def takes_zstd(self) -> bool:
         """Whether the brokers accept zstd (Kafka 2.1 and newer)."""
         return (self._client.api_version(ProduceRequest) or 0) >= ZSTD
+
+    @property
+    def _remembered(self) -> int:
+        """Number of batches of a partition that brokers recognise if they are repeated."""
+        return UNDER_WAY if (self._client.api_version(ProduceRequest) or 0) >= REMEMBERS else 1
 
     async def run(self, tasks: BackgroundTasks) -> None:
         """Sends batches until cancelled. `tasks` runs the requests."""
@@ -575,7 +585,7 @@ class BatchSender(Generic[B]):
     async def _find_leaders(self, topics: set[str]) -> None:
         # the client refreshes only topics that it follows by itself
         with contextlib.suppress(AllocatorError):
-            await self._client.refresh(topics)
+            await self._refresh(topics)
         await asyncio.sleep(self._client.retry_backoff_s)
 
     async def _exchange(
@@ -605,7 +615,7 @@ class BatchSender(Generic[B]):
             code, base, item.time = codes.get(partition, (ErrorCode.UNKNOWN_SERVER_ERROR, -1, -1))
             if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                 item.offset, item.maybe_written, queue.tries = -1 if code else base, True, 0
-                queue.max_sent = 1 if queue.producer < 0 else UNDER_WAY
+                queue.max_sent = 1 if queue.producer < 0 else self._remembered
             else:
                 failed.add(partition.topic)
                 item.maybe_written |= code in MAYBE_WRITTEN if lost is None else self._client.was_sent(request)

@@ -115,7 +115,13 @@ class RecordWriter:
         self._compression = compression
         self._timeout_s = timeout_s
         self._sender: BatchSender[_RecordBatch] = BatchSender(
-            client, self._acked, self._refused, buffer_bytes=buffer_bytes, request_timeout_s=timeout_s / 2, acks=acks
+            client,
+            self._acked,
+            self._refused,
+            find_leaders=partial(_refresh, client),
+            buffer_bytes=buffer_bytes,
+            request_timeout_s=timeout_s / 2,
+            acks=acks,
         )
         self.magic = 2
         """Version of the record format that the brokers accept. Valid inside `async with`."""
@@ -221,7 +227,7 @@ class RecordWriter:
 
     async def place(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
         """Returns the partition of a record. Raises TopicNotFound, and DeliveryFailed if the topic does not have it."""
-        if topic not in self._known:
+        if topic not in self._known or _is_missing(self._client, topic):
             await self.find(topic)
         if partition is None:
             partition = self.choose(topic, key)
@@ -246,7 +252,9 @@ class RecordWriter:
         partition for lists; null: the key chooses it. `futures`: those of the rows; without any, only `flush` tells the
         outcome. `pause`: first lets other tasks run, as after each `TURN` rows.
         """
-        partitions = self._known.get(topic) or await self.find(topic)
+        partitions = self._known.get(topic)
+        if partitions is None or _is_missing(self._client, topic):
+            partitions = await self.find(topic)
         parts: Iterator[tuple[int, ColumnsToSend | RowsToSend, Sequence[int]]]
         if isinstance(columns, RowsToSend):
             runs = None if self._choose is not None else partial(self._partitioner.runs, partitions=partitions)
@@ -299,17 +307,19 @@ class RecordWriter:
 
         async def find() -> Partitions:
             if not self._client.partitions(topic):
-                await self._client.refresh([topic])
+                await _refresh(self._client, [topic])
             partitions = self.partitions_now(topic)
             if partitions is not None:
                 return partitions
             if self._client.metadata.errors.get(topic) == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
                 raise TopicAuthorizationFailed(topic, "write")
-            await self._client.send_any(_creation_request(topic))
             raise TopicNotFound([topic])
 
         try:
             self._known[topic] = await self._until_it_succeeds(find)
+        except TopicNotFound:
+            self._known.pop(topic, None)  # it was deleted
+            raise
         finally:
             if topic not in self._known:  # otherwise the client would request it forever
                 self._topics.discard(topic)
@@ -446,7 +456,8 @@ class RecordWriter:
             return
         old_format = error.code == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
         if error.code not in RECORD_REFUSED and not old_format:
-            self._fail(partition, queue, error)
+            missing = error.code is None and _is_missing(self._client, partition.topic)
+            self._fail(partition, queue, TopicNotFound([partition.topic]) if missing else error)
             return
         if error.code in TOO_LARGE and batch.records > 1:
             self._limits[partition.topic] = min(batch.limit, batch.rows.size // 2)
@@ -488,6 +499,21 @@ class RecordWriter:
         self._sender.stop()
         for partition, queue in list(self._sender.queues.items()):
             self._fail(partition, queue, known)
+
+
+async def _refresh(client: KafkaClient, topics: Iterable[str]) -> None:
+    """Reads the metadata. Requests the creation of topics that brokers do not know: no record was sent to them, or they
+    were deleted while records wait."""
+    await client.refresh(topics)
+    for topic in topics:
+        if _is_missing(client, topic):
+            await client.send_any(_creation_request(topic))
+
+
+def _is_missing(client: KafkaClient, topic: str) -> bool:
+    """Returns whether brokers have reported that they do not know the topic, or have not reported on it."""
+    metadata = client.metadata
+    return topic not in metadata.topics and metadata.errors.get(topic) != ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
 def _creation_request(topic: str) -> Any:

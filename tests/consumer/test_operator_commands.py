@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from allocator import Consumer, GroupCommands, TopicPartition
 from allocator.cli.commands import main
 from allocator.core.consumer import client_of
-from allocator.errors import BrokerError
+from allocator.errors import BrokerError, NoOffsetsError
 from allocator.operate.dead_letters import DeadLetterQueue, Letter
 from allocator.sinks import SqliteSink
 from allocator.testing import FaultProxy, LocalCluster, WaitTimeout, wait_until_async
@@ -344,6 +344,26 @@ async def test_a_consumer_that_reads_by_itself_obeys_a_pause_and_a_seek_but_no_q
             await command("resume", service.group, name)
             batch = await second.getbatch(30)
             assert batch.base_offset == 0
+
+
+@pytest.mark.parametrize("with_sink", [False, True], ids=["committed", "sink"])
+async def test_a_seek_gives_a_position_to_a_partition_without_one(
+    service: Service, tmp_path: Path, with_sink: bool
+) -> None:
+    (zero,) = service.partitions
+    await service.produce(0, 6)
+    sink = SqliteSink(tmp_path / "effects.db") if with_sink else None
+    consumer = service.consumer(auto_offset_reset="none", sink=sink)
+    async with consumer, operator(service) as commands:
+        with pytest.raises(NoOffsetsError, match=service.topic):
+            await consumer.getone()
+        await commands.seek([zero], "4")
+        assert await until_state(commands, "done") == "sought to 4"
+        record = await consumer.getone()
+        assert record is not None
+        assert record.offset == 4
+    if sink is not None:
+        sink.close()
 
 
 @read_or_process

@@ -24,6 +24,8 @@ class Core(FakeSource):
     def fetcher(self) -> Core:
         return self
 
+    def fault(self, partition: TopicPartition) -> None: ...
+
     async def log_offset(self, partition: TopicPartition, at: int | str) -> int:
         return 10 if at == "latest" else 0
 

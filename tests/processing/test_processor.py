@@ -6,16 +6,18 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import itertools
 import logging
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from allocator import Produce
 from allocator.core.subscription import Hold
 from allocator.daemon.daemon import Daemon
 from allocator.daemon.logs import JsonFormatter
@@ -496,6 +498,47 @@ async def test_a_plain_handler_that_returns_a_generator_is_rejected_at_once() ->
         error = await it.failed()
     assert "returned a generator, so nothing was done" in str(error)
     assert cluster.committed == {PARTITION: 0}
+
+
+WRAPPED: dict[str, Callable[[Produce], Any]] = {
+    "deque": lambda result: deque([result]),
+    "set": lambda result: {result},
+    "dict": lambda result: {1: result},
+    "dict_values": lambda result: {1: result}.values(),
+    "list": lambda result: [[result]],
+    "tuple": lambda result: ({"results": [result]},),
+    "map": lambda result: map(str, [result]),
+    "chain": lambda result: itertools.chain([result]),
+}
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "plain"])
+@pytest.mark.parametrize("wrapped", WRAPPED)
+async def test_results_in_another_collection_than_a_flat_list_are_refused(kind: str, wrapped: str) -> None:
+    cluster = Cluster()
+
+    def work(record: Any) -> Any:
+        return WRAPPED[wrapped](Produce("results", record.value))
+
+    async def handle(record: Any) -> Any:
+        return work(record)
+
+    async with running(cluster, handle if kind == "coroutine" else work, Letters()) as it:
+        error = await it.failed()
+    assert f"returned a {wrapped}" in str(error)
+    assert cluster.committed == {PARTITION: 0}
+
+
+@pytest.mark.parametrize("result", [[], {}, {"rows": [1, (2, "x")]}, deque(), iter([1]), b"bytes", [[], {1}]])
+async def test_other_results_of_a_handler_are_ignored(result: Any) -> None:
+    handled: list[int] = []
+
+    async def handle(record: Any) -> Any:
+        handled.append(record.offset)
+        return result
+
+    async with running(Cluster(), handle, Letters()):
+        await until(lambda: handled == list(range(10)))
 
 
 class Unreadable(Exception):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from allocator import Consumer, Produce, Record
-from allocator.errors import Closed, ConfigError, HandlerFailed
+from allocator.errors import Closed, ConfigError, DeliveryFailed, HandlerFailed
 from allocator.handlers.results import Committing
 from allocator.testing import LocalCluster, wait_until_async
 from tests.producer import result_handlers
@@ -194,6 +194,26 @@ async def test_a_result_that_cannot_be_written_is_a_failure_of_the_handler(
         consumer.seek((two.source, 0), 0)
         with pytest.raises(HandlerFailed, match="Produce and other values"):
             await consumer.process(lambda record: [Produce(two.out, b""), 1], results=mode)  # type: ignore[arg-type]
+
+
+async def test_the_producer_of_the_consumer_closes_well_after_a_result_became_a_dead_letter(
+    two: Two, topic_factory: Callable[..., str]
+) -> None:
+    letters = await asyncio.to_thread(topic_factory, PARTITIONS)
+    await two.fill(3)
+
+    async def handle(record: Record) -> list[Produce]:
+        return [Produce(two.out, record.value), Produce(two.out, bytes(2_000_000) if record.offset == 1 else b"")]
+
+    async with two.owner() as (producer, consumer):
+        written = until_written(two, 1, letters)
+        assert await process(
+            consumer, handle, written, results="at-least-once", retries=0, dead_letter_topic=letters
+        ) == [b"1"]
+        await producer.flush()
+        (await producer.send(two.out, bytes(2_000_000))).cancel()
+        with pytest.raises(DeliveryFailed, match="did not acknowledge 1 record"):
+            await producer.flush()
 
 
 async def test_an_error_of_the_transaction_ends_the_call_and_is_no_fault_of_a_record(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -46,7 +47,7 @@ class PartitionWorker(LaneOwner):
             tenure.take_beyond(start),
             work,
             partial(work.lanes.add, self),
-            self._units_in_call,
+            lambda: {unit for lane in self.calls for unit in lane.in_call()},
             self._set_full,
         )
         self._work = work
@@ -259,8 +260,12 @@ class PartitionWorker(LaneOwner):
             self._committing.task.cancel()
         self._given_up = bool(self._work.lanes.cut(list(self.calls)))
 
-    def _units_in_call(self) -> set[Unit]:
-        return {unit for lane in self.calls for unit in lane.in_call()}
+    def running(self) -> list[Any]:
+        found: list[Unit] = []
+        for lane in list(self.calls):
+            with contextlib.suppress(IndexError):  # in another thread, the call of its last record has just returned
+                found += lane.in_call()
+        return [argument for unit in found if (argument := unit.argument) is not None]
 
     def in_call(self) -> list[int]:
         """Returns the lowest offsets of the records whose calls run or which become dead letters."""

@@ -5,7 +5,7 @@ The rule from which the rest follows: if nothing is held, everything before the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple, Optional
 
@@ -45,29 +45,41 @@ class Hold:
 
     def answer(self, record: Any, may_act: bool) -> bool:
         """Returns whether the user may act on a record or batch; None: on that of the handler's call in whose context
-        the code runs. Notes that it is refused if not."""
+        the code runs. Notes that it is refused if not, unless it is done, or belongs to another hold."""
         called = self._unit_of_call()
         unit = called if record is None else record
-        if unit is None:
+        if unit is None or (may_act and not self.refused):
             return may_act
         place: Any = _first_of(unit)
         if unit is not called and (unit.topic, unit.partition) != self.tenure.partition:
             place = unit.topic, unit.partition, place
             if called is not None and self.has(called, place):
                 place = called.offset
-        if not isinstance(place, int):
-            may_act = may_act and place not in self.refused
-            if not may_act:
-                self.refused.add(place)
+        end = getattr(unit, "next_offset", place + 1) if isinstance(place, int) else place
+        first = self._held_from(place, end, called)
+        if first is None:
             return may_act
-        end, first = getattr(unit, "next_offset", place + 1), place
-        if self.in_order:
-            first = _first_of(called) if called is not None and self.has(called, place) else 0
-        may_act = may_act and not any(isinstance(each, int) and first <= each < end for each in list(self.refused))
-        # a task may ask late, for a call that has returned
-        if not may_act and (held := self.done()[0]) is not None and held < end:
-            self.refused.add(max(place, held))
+        if isinstance(place, int):
+            told = [each for each in list(self.refused) if isinstance(each, int)]
+            may_act, place = may_act and not any(first <= each < end for each in told), max(place, first)
+        else:
+            may_act = may_act and place not in self.refused
+        if not may_act:
+            self.refused.add(place)
         return may_act
+
+    def _held_from(self, place: Any, end: Any, called: Any) -> Any:
+        """Returns the place from which on a False holds for what ends at `end`; None if nobody works on that.
+        `called`: what the call here is for."""
+        units = [called] if called is not None and self.has(called, place) else self.running()
+        unit = next((each for each in units if self.has(each, place)), None)
+        if unit is None:
+            return None
+        return _first_of(unit) if self.in_order else place
+
+    def running(self) -> Sequence[Any]:
+        """Returns the records or batches for which calls run. May be called in any thread."""
+        return ()
 
     def _unit_of_call(self) -> Any:
         call = _call_here.get()
@@ -496,6 +508,9 @@ class ReaderHold(Hold):
     def stop(self) -> None:
         if self.has_outlived:
             self._reader.note_outlived(self)
+
+    def _held_from(self, place: Any, end: Any, called: Any) -> Any:
+        return None if self._first is None or end <= self._first else self._first
 
     def finish(self) -> None:
         self.busy = False

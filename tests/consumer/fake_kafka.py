@@ -169,7 +169,7 @@ class ClientOfMember:
 
     @property
     def metadata(self) -> Any:
-        return SimpleNamespace(cluster_id=self.cluster.cluster_id, errors={})
+        return SimpleNamespace(cluster_id=self.cluster.cluster_id, topics=self.topics(), errors={})
 
     def topics(self, internal: bool = False) -> frozenset[str]:
         return frozenset(tp.topic for tp in self.cluster.leaders)

@@ -193,6 +193,8 @@ class ReadingWorker(Worker):
 
     def wake(self) -> None: ...
 
+    def fault(self, partition: TopicPartition) -> None: ...
+
     async def news(self, timeout_s: float) -> bool:
         await asyncio.sleep(timeout_s)
         return False

@@ -42,7 +42,7 @@ FATAL = (AlreadyStored, SinkBehind, CorruptRecordError)
 class Failures:
     """Handles failed records for the workers of all partitions.
 
-    `may_act` and `until_active` tell whether this member may still act, and wait until it may.
+    `may_act` returns whether this member may still act; `until_active` waits until it may.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class Hold:
     def __init__(self, tenure: Progress, *, in_order: bool = False) -> None:
         self.tenure = tenure
         self.in_order = in_order
-        """Whether the records after a refused one come again with it, so that they are refused too."""
+        """Whether the records after a refused one in the same call come again with it, so that they are refused too."""
         self.refused: set[Any] = set()
         """The records on which their user was told not to act, so that they are not done by this delivery. A record
         that came through a retry topic has its whole place, another one its offset."""
@@ -55,7 +55,7 @@ class Hold:
             place = unit.topic, unit.partition, place
             if called is not None and self.has(called, place):
                 place = called.offset
-        end = getattr(unit, "next_offset", place + 1) if isinstance(place, int) else place
+        end = _end_of(unit) if isinstance(place, int) else place
         first = self._held_from(place, end, called)
         if first is None:
             return may_act
@@ -87,18 +87,17 @@ class Hold:
 
     def has(self, unit: Any, place: Any) -> bool:
         """Returns whether a delivered record or batch has the record at this place."""
-        first = _first_of(unit)
-        return isinstance(place, int) and first <= place < getattr(unit, "next_offset", first + 1)
+        return isinstance(place, int) and _first_of(unit) <= place < _end_of(unit)
 
     def end_before(self, offset: int) -> None:
         """Called when the bytes at `offset` do not decode, so that nothing from there on is delivered."""
 
     def unstored_part(self, unit: Any) -> Any:
         """Returns the part of a record or batch that the sink has not stored; None if it has stored it all."""
-        stored, first = self.tenure.stored(), _first_of(unit)
-        if stored is None or stored <= first:
+        stored = self.tenure.stored()
+        if stored is None or stored <= _first_of(unit):
             return unit
-        return unit.from_offset(stored) if stored < getattr(unit, "next_offset", first + 1) else None
+        return unit.from_offset(stored) if stored < _end_of(unit) else None
 
     def refused_of(self, unit: Any) -> list[Any]:
         """Returns the places of the records of this record or batch on which the user was told not to act."""
@@ -180,6 +179,12 @@ def _first_of(unit: Any) -> int:
     """Returns the offset of a record, or of the first one of a batch."""
     first: int = unit.base_offset if hasattr(unit, "base_offset") else unit.offset
     return first
+
+
+def _end_of(unit: Any) -> int:
+    """Returns the offset after a record or batch."""
+    end: int = unit.next_offset if hasattr(unit, "next_offset") else unit.offset + 1
+    return end
 
 
 class Proof(NamedTuple):
@@ -492,7 +497,7 @@ class ReaderHold(Hold):
     """The records of one partition that the reader got from a request. `first` is the offset of the first."""
 
     def __init__(self, tenure: Progress, first: int, reader: ReaderHolds) -> None:
-        super().__init__(tenure, in_order=True)
+        super().__init__(tenure)
         self._first: int | None = first
         self._reader = reader
         self._replaced = tenure.replaced

@@ -47,24 +47,33 @@ TERMS: Final = Terms()
 
 def check_offsets(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
     """Raises ConfigError for an offset below 0, because brokers would store it, and for what no request can carry."""
+    checked: str | None = ""  # most commits have one text for all partitions
     for tp, (offset, metadata, epoch) in offsets.items():
-        name = f"{tp.topic}:{tp.partition}"
         if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= LAST_OFFSET:
             raise ConfigError(
-                f"{name}: offset {offset!r} cannot be committed; give the offset of the next record to read, 0 or "
-                "more. To delete a committed offset, stop the group and use Kafka's DeleteOffsets"
+                f"{tp.topic}:{tp.partition}: offset {offset!r} cannot be committed; give the offset of the next record "
+                "to read, 0 or more. To delete a committed offset, stop the group and use Kafka's DeleteOffsets"
             )
         if epoch > LAST_EPOCH:
-            raise ConfigError(f"{name}: leader epoch {epoch} cannot be committed; leader epochs have 31 bits")
-        try:
-            size = len((metadata or "").encode())
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"{name}: the metadata {shown(metadata)} is no UTF-8: {error.reason}") from error
-        if size > MAX_METADATA_BYTES:
             raise ConfigError(
-                f"{name}: metadata of {size} bytes cannot be committed; brokers accept 4096 bytes by default "
-                "(offset.metadata.max.bytes)"
+                f"{tp.topic}:{tp.partition}: leader epoch {epoch} cannot be committed; leader epochs have 31 bits"
             )
+        if metadata is not checked:
+            _check_metadata(tp, metadata or "")
+            checked = metadata
+
+
+def _check_metadata(tp: TopicPartition, metadata: str) -> None:
+    name = f"{tp.topic}:{tp.partition}"
+    try:
+        size = len(metadata.encode())
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name}: the metadata {shown(metadata)} is no UTF-8: {error.reason}") from error
+    if size > MAX_METADATA_BYTES:
+        raise ConfigError(
+            f"{name}: metadata of {size} bytes cannot be committed; brokers accept 4096 bytes by default "
+            "(offset.metadata.max.bytes)"
+        )
 
 
 class PendingCommit:

@@ -83,6 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         topic = "group"
         cluster.create_topic(topic, PARTITIONS)
         cluster.produce(topic, ((None, b"." * 100, number % PARTITIONS) for number in range(PARTITIONS * 10)))
+        measure(options.clients[0], cluster, topic, options.runs, options.commits)  # warms the broker, not counted
         for turn in range(options.turns):
             # all clients in each turn, so that a temporary disturbance affects all of them
             for name in options.clients:

@@ -105,8 +105,7 @@ BENCHES: Mapping[str, Bench] = {
         consume,
     ),
     "rebalance": Bench(
-        "--members 10 --partitions 1000 --events leave join --repeat 15 --peers ours-sticky former-sticky",
-        rebalance,
+        "--members 10 --partitions 1000 --events leave join --repeat 15 --peers ours-sticky former-sticky", rebalance
     ),
     "group": Bench("--clients ours aiokafka confluent-kafka --no-rebalance --runs 5 --turns 3 --commits 200", group),
     "produce": Bench(

@@ -76,12 +76,7 @@ SERVERS = {
 }
 # kind -> the other servers that its tests start. One worker has these tests while the others have anything else to do:
 # a session of Spark starts in 7 s, and moves need clusters of five versions, each 2 to 8 s
-APART = {
-    "spark": ("3.9.1",),
-    "moves": ("0.9.0.1", "1.1.1", "2.8.2", "3.9.1", NEWEST),
-    "secured": (),
-    "racked": (),
-}
+APART = {"spark": ("3.9.1",), "moves": ("0.9.0.1", "1.1.1", "2.8.2", "3.9.1", NEWEST), "secured": (), "racked": ()}
 # kinds that stay together whatever version a test has
 _WHOLE = ("spark", "moves")
 _VERSION = re.compile("|".join(map(re.escape, KAFKA)))

@@ -8,15 +8,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-from kafka.admin import (
-    ACL,
-    ACLFilter,
-    ACLOperation,
-    ACLPermissionType,
-    KafkaAdminClient,
-    ResourcePattern,
-    ResourceType,
-)
+from kafka.admin import ACL, ACLFilter, ACLOperation, ACLPermissionType, KafkaAdminClient, ResourcePattern, ResourceType
 
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST

@@ -88,10 +88,7 @@ ARGUMENTS: Mapping[str, tuple[Callback, ...]] = {
         click.option("--undo", "end", flag_value="unskip", help="Withdraw it. A skipped record stays skipped."),
     ),
     "quarantine": (PARTITIONS, click.option("--lift", "end", flag_value="lift", help="Withdraw the quarantine.")),
-    "seek": (
-        PARTITIONS,
-        click.option("--to", required=True, callback=_target, help=f"New offset: {SEEK_TARGETS}."),
-    ),
+    "seek": (PARTITIONS, click.option("--to", required=True, callback=_target, help=f"New offset: {SEEK_TARGETS}.")),
 }
 # method of `GroupCommands` that withdraws commands -> its arguments, and the help
 WITHDRAWALS: Mapping[str, tuple[tuple[Callback, ...], str]] = {

@@ -215,8 +215,7 @@ def skew(
     "--samples", default=10, type=click.IntRange(min=0), help="Maximum number of examples of each kind of difference."
 )
 @click.option(
-    "--state",
-    help="File that stores how far the two sides are equal. The next audit with this file starts there.",
+    "--state", help="File that stores how far the two sides are equal. The next audit with this file starts there."
 )
 @_side_option("left")
 @_side_option("right")

@@ -181,9 +181,7 @@ _KINDS = (
         words=_place_words,
     ),
     CommandKind(
-        "freeze",
-        "Move no partitions away from live members. Partitions without an owner still get one.",
-        subject=(),
+        "freeze", "Move no partitions away from live members. Partitions without an owner still get one.", subject=()
     ),
     CommandKind(
         "budget",

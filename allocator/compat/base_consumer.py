@@ -37,11 +37,7 @@ class BaseConsumer(BaseClient):
     """
 
     def __init__(
-        self,
-        deserializer: Callable[[bytes], Any] | None,
-        max_wait_time: int,
-        max_bytes: int,
-        group: str | None = None,
+        self, deserializer: Callable[[bytes], Any] | None, max_wait_time: int, max_bytes: int, group: str | None = None
     ) -> None:
         if deserializer is not None and not callable(deserializer):
             raise ConfigError(f"deserializer is {deserializer!r}; pass a function that takes the bytes of a value")

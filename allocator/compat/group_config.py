@@ -34,9 +34,7 @@ _JOINING: Final = ("group", "client_id", "topics", "assignor", "connect_timeout_
 
 OWN: Final[Mapping[str, Setting]] = {
     "start_offset": Setting(
-        Text(("earliest", "latest")),
-        "earliest",
-        "Where a partition without a committed offset starts.",
+        Text(("earliest", "latest")), "earliest", "Where a partition without a committed offset starts."
     ),
     "join_backoff_s": Setting(
         Number(0, 86400),

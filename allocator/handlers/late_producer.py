@@ -96,12 +96,7 @@ class LateProducer:
                 client = KafkaClient(self._brokers, client_id=self._client_id, security=self._security)
                 async with contextlib.AsyncExitStack() as stack:
                     await stack.enter_async_context(client)
-                    producer = RecordWriter(
-                        client,
-                        linger_s=0.0,
-                        batch_bytes=BATCH_BYTES,
-                        timeout_s=TIMEOUT_S,
-                    )
+                    producer = RecordWriter(client, linger_s=0.0, batch_bytes=BATCH_BYTES, timeout_s=TIMEOUT_S)
                     self._open = client, await stack.enter_async_context(producer)
                     self._stack = stack.pop_all()
             return self._open

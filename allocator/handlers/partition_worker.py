@@ -61,13 +61,7 @@ class PartitionWorker(LaneOwner):
         self._committing: Committing | None = None
         """Commits the results with their offsets; None: records are done when the handler has returned."""
         if work.results.exactly_once:
-            self._committing = Committing(
-                work.results,
-                self,
-                self._committed,
-                self._refuse,
-                self._letter_ended,
-            )
+            self._committing = Committing(work.results, self, self._committed, self._refuse, self._letter_ended)
         self.cut_off = False
         """True once running calls were cut off."""
         self._given_up = False

@@ -6,16 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, get_args
 
-from allocator.core.settings import (
-    DEFAULT,
-    Flag,
-    Number,
-    Setting,
-    Text,
-    Texts,
-    Whole,
-    check_topic,
-)
+from allocator.core.settings import DEFAULT, Flag, Number, Setting, Text, Texts, Whole, check_topic
 from allocator.errors import ConfigError
 from allocator.types import Ordering, ResultsMode, Workers
 
@@ -83,9 +74,7 @@ HANDLING: Final[Mapping[str, Setting]] = {
         "all. If several lists name a class of an error, the nearest class decides.",
     ),
     "dead_letter_on": Setting(
-        _ERRORS,
-        None,
-        "Error classes after which a record becomes a dead letter at once. Needs `dead_letter_topic`.",
+        _ERRORS, None, "Error classes after which a record becomes a dead letter at once. Needs `dead_letter_topic`."
     ),
     "skip_on": Setting(_ERRORS, None, "Error classes after which a record is skipped and logged."),
     "stop_on": Setting(

@@ -444,9 +444,7 @@ class Cutover:
             for store in (self.plan.old(group), self.plan.new(group)):
                 async with store.opened() as there:
                     left = await until_empty(
-                        there.members,
-                        self.plan.freeze_s,
-                        lambda found: self._on_wait("freeze", len(found), "members"),
+                        there.members, self.plan.freeze_s, lambda found: self._on_wait("freeze", len(found), "members")
                     )
                     if left:
                         raise CutoverFailed(

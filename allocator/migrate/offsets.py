@@ -136,9 +136,7 @@ class Restored:
 
 
 async def restore_offsets(
-    path: Path,
-    security: Mapping[str, Any] | None = None,
-    zookeeper_options: Mapping[str, Any] | None = None,
+    path: Path, security: Mapping[str, Any] | None = None, zookeeper_options: Mapping[str, Any] | None = None
 ) -> Restored:
     """Restores the offsets from before the copy that wrote `path`. May be repeated.
 

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
     from allocator.operate.command_report import COMMAND_STATES, CommandReport, command_reports
     from allocator.operate.dead_letters.waiting import WaitingRecords, read_retries
     from allocator.operate.deletion import GroupRemains, delete
-    from allocator.operate.group_commands import (
-        WITHDRAWN_BY_PARTITION,
-        CommandsFromOutside,
-        CommandsOfGroup,
-        no_group,
-    )
+    from allocator.operate.group_commands import WITHDRAWN_BY_PARTITION, CommandsFromOutside, CommandsOfGroup, no_group
     from allocator.operate.group_reader import (
         GroupReader,
         describe,
@@ -55,17 +50,7 @@ if TYPE_CHECKING:
         read_offsets,
     )
     from allocator.operate.shell_command import ShellCommand
-    from allocator.operate.steering import (
-        LIMITS,
-        Act,
-        Preview,
-        Steered,
-        changes_of,
-        give,
-        planned,
-        previewed,
-        steered,
-    )
+    from allocator.operate.steering import LIMITS, Act, Preview, Steered, changes_of, give, planned, previewed, steered
     from allocator.operate.switching import ChoiceWatcher
     from allocator.operate.what_if import GroupPlan
 

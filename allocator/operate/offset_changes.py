@@ -9,13 +9,7 @@ from allocator.core.client import KafkaClient, list_offsets
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.operate.clusters import Clusters
 from allocator.operate.committed import commit_where_kept, fetch_committed
-from allocator.operate.group_reader import (
-    NoSuchGroup,
-    describe_anywhere,
-    list_groups,
-    read_logs,
-    subscribed,
-)
+from allocator.operate.group_reader import NoSuchGroup, describe_anywhere, list_groups, read_logs, subscribed
 from allocator.operate.group_report import Logs, name_of
 from allocator.operate.layouts import old_layouts
 from allocator.operate.liveness import members_of, refuse_members

@@ -56,11 +56,7 @@ class BatchBuilder:
         return isinstance(encoded, Encoded) and encoded.needs_v2
 
     def append(
-        self,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[tuple[str, bytes | None]],
-        timestamp: int | None,
+        self, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]], timestamp: int | None
     ) -> int:
         """Adds a record. Returns `size`. `timestamp` None: now.
 

@@ -203,11 +203,7 @@ class Block(Enum):
     ENDED = "ended"
 
 
-NEXT: Final[Mapping[Block, Block]] = {
-    Block.NOT_BEGUN: Block.OPEN,
-    Block.OPEN: Block.ENDING,
-    Block.ENDING: Block.ENDED,
-}
+NEXT: Final[Mapping[Block, Block]] = {Block.NOT_BEGUN: Block.OPEN, Block.OPEN: Block.ENDING, Block.ENDING: Block.ENDED}
 
 
 class Transaction:

@@ -593,10 +593,7 @@ class BatchSender(Generic[B]):
     ) -> None:
         codes: dict[TopicPartition, tuple[int, int, int]] = {}
         lost: BrokerError | None = None
-        request = produce_request(
-            {partition: data for partition, (_, _, data) in batches.items()},
-            *self._terms,
-        )
+        request = produce_request({partition: data for partition, (_, _, data) in batches.items()}, *self._terms)
         try:
             response = await self._client.send(leader, request, self._terms.timeout_s + 5.0)
             codes = {partition: (code, base, time) for partition, code, base, time in produced(response)}

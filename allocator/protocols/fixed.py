@@ -17,13 +17,7 @@ from typing import ClassVar
 from allocator.core.aio import TaskGroup, wait_for_event
 from allocator.core.consumer import MemberParts, MembershipConfig, MembershipOptions
 from allocator.core.membership import AssignmentListener, GroupMembership, Membership
-from allocator.core.settings import (
-    PartitionCountSource,
-    TopicSelection,
-    as_partitions,
-    does_not_exist,
-    names_arguments,
-)
+from allocator.core.settings import PartitionCountSource, TopicSelection, as_partitions, does_not_exist, names_arguments
 from allocator.core.subscription import Phase, Tenure
 from allocator.errors import AllocatorError
 from allocator.types import NO_PARTITIONS, OffsetStorage, PartitionLike, Partitions, TopicPartition

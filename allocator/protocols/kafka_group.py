@@ -253,12 +253,7 @@ class KafkaGroup:
             self._listener.failed(error)
 
     async def _repeat_leave(
-        self,
-        request: Callable[[], Any],
-        code_of: Callable[[Any], int],
-        reactions: Reactions,
-        member_id: str,
-        why: str,
+        self, request: Callable[[], Any], code_of: Callable[[Any], int], reactions: Reactions, member_id: str, why: str
     ) -> None:
         """Leaves the group, so that the other members need not wait until the session ends.
 

@@ -62,11 +62,7 @@ class Kafka(MembershipOptions):
             from allocator.protocols.kip848.membership import Kip848Membership  # costs time where it is not used
 
             return Kip848Membership(
-                parts.client,
-                config.group,
-                parts.listener,
-                self._kip848(config),
-                coordinator=parts.coordinator,
+                parts.client, config.group, parts.listener, self._kip848(config), coordinator=parts.coordinator
             )
         return KafkaMembership(
             parts.client,

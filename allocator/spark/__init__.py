@@ -24,15 +24,7 @@ if TYPE_CHECKING:
     from allocator.spark.source.source import AllocatorDataSource, register
     from allocator.spark.topic import Topic
 
-__all__ = [
-    "AllocatorDataSource",
-    "Topic",
-    "decode_values",
-    "plain_errors",
-    "register",
-    "session",
-    "stream_lag",
-]
+__all__ = ["AllocatorDataSource", "Topic", "decode_values", "plain_errors", "register", "session", "stream_lag"]
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
     __getattr__ = lazy_names(

@@ -17,12 +17,7 @@ import select
 import signal
 import sys
 
-SIGNALS = {
-    b"TERM": signal.SIGTERM,
-    b"KILL": signal.SIGKILL,
-    b"STOP": signal.SIGSTOP,
-    b"CONT": signal.SIGCONT,
-}
+SIGNALS = {b"TERM": signal.SIGTERM, b"KILL": signal.SIGKILL, b"STOP": signal.SIGSTOP, b"CONT": signal.SIGCONT}
 
 
 def say(text: str) -> None:

@@ -17,15 +17,7 @@ if TYPE_CHECKING:
     from allocator.web.snapshot import terminal
     from allocator.web.watch import WatchedGroup, Watcher
 
-__all__ = [
-    "PageOptions",
-    "WatchedGroup",
-    "Watcher",
-    "beside",
-    "run_page",
-    "serve_mirror",
-    "terminal",
-]
+__all__ = ["PageOptions", "WatchedGroup", "Watcher", "beside", "run_page", "serve_mirror", "terminal"]
 
 _WITHOUT_THE_EXTRA = {"WatchedGroup", "Watcher", "terminal"}  # for `allocator top`
 

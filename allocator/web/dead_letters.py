@@ -99,12 +99,7 @@ class LetterDesk:
         chosen = self._filter(body)
         async with self.open(topic, user) as queue:
             found, count = await queue.first(LISTED, chosen, settled=body.settled)
-        return {
-            "topic": topic,
-            "executed": False,
-            "count": count,
-            "letters": [letter.to_json() for letter in found],
-        }
+        return {"topic": topic, "executed": False, "count": count, "letters": [letter.to_json() for letter in found]}
 
     async def show(self, topic: str, body: LetterRequest, user: str) -> dict[str, Any]:
         """Returns one letter with its stack, and with its record decoded and masked."""

@@ -52,10 +52,7 @@ CONSUMER_COUNTERS = (
     ("records_delayed", "Records that were written to a retry topic"),
     ("dead_letters", "Records that became dead letters"),
     ("records_not_repeated", "Records that were done before a restart or a move, so they were not handled again"),
-    (
-        "windows_narrowed",
-        "Times that a partition's delivery stopped until its done records fitted into a commit again",
-    ),
+    ("windows_narrowed", "Times that a partition's delivery stopped until its done records fitted into a commit again"),
     ("done_sets_cut", "Commits without the full list of records that are done beyond the committed offset"),
 )
 

@@ -57,10 +57,7 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
             "description": "The groups that `allocator web` or a daemon's web server shows. Changes need a token.",
         },
         "paths": {one.path: {"get" if one.body is None else "post": _operation(one)} for one in operations},
-        "components": {
-            "schemas": schemas,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
     }
     # in the document, `GroupJson` is called `Group`
     found: dict[str, Any] = msgspec.json.decode(re.sub(rb'Json"', b'"', msgspec.json.encode(document)))

@@ -171,8 +171,7 @@ class DeleteRequest(Body):
 
 class ResetRequest(Body):
     to: Annotated[
-        Union[str, int],
-        described("earliest, latest, an offset, shift:N, timestamp:MILLISECONDS, or an ISO 8601 time"),
+        Union[str, int], described("earliest, latest, an offset, shift:N, timestamp:MILLISECONDS, or an ISO 8601 time")
     ]
     topics: Annotated[list[str], described("Topics, or partitions such as orders:0,2-5. Empty: all of the group.")] = []
     confirm: Confirm = None

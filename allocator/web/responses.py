@@ -208,8 +208,7 @@ class RebalanceJson(Response):
         MaybeReal, described("Seconds from the first event to the last claim; null during the rebalance or if unknown.")
     ]
     unnoticed_s: Annotated[
-        MaybeReal,
-        described("Upper bound of the seconds from a crash until ZooKeeper noticed it; null if unknown."),
+        MaybeReal, described("Upper bound of the seconds from a crash until ZooKeeper noticed it; null if unknown.")
     ]
     longest_s: Annotated[
         MaybeReal, described("Longest time in seconds that a moved partition had no owner, counted from the fault.")
@@ -292,8 +291,7 @@ class BudgetJson(Response):
     per_minute: MaybeCount
     moving: Count
     moved: Annotated[
-        list[tuple[float, Count]],
-        described("Latest moves within a minute: time and number of partitions."),
+        list[tuple[float, Count]], described("Latest moves within a minute: time and number of partitions.")
     ]
 
 

@@ -24,11 +24,7 @@ def _ours(job: Job, **more: Any) -> Any:
     if job.kind != "cold":
         more = {"membership": "fixed", "group": None, **more}
     return Consumer(
-        job.topic,
-        brokers=job.bootstrap,
-        prefetch_bytes=PREFETCH_BYTES,
-        auto_commit_interval_s=None,
-        **more,
+        job.topic, brokers=job.bootstrap, prefetch_bytes=PREFETCH_BYTES, auto_commit_interval_s=None, **more
     )
 
 

@@ -15,11 +15,7 @@ async def consume(bootstrap: str, topic: str, records: int) -> float:
     """Returns the seconds from the first batch to the last."""
     began, count = 0.0, 0
     async with SourceConsumer(
-        topic,
-        brokers=bootstrap,
-        group=None,
-        membership="fixed",
-        auto_commit_interval_s=None,
+        topic, brokers=bootstrap, group=None, membership="fixed", auto_commit_interval_s=None
     ) as consumer:
         async for batch in consumer:
             began = began or time.monotonic()

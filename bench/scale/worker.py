@@ -136,10 +136,7 @@ class BenchMember(AssignmentListener):
             topics,
             {function.name: function},
             ZooKeeperSettings(
-                name=f"worker-{number}",
-                topics=topics.topics(),
-                connect_timeout_s=120.0,
-                topic_poll_s=3600.0,
+                name=f"worker-{number}", topics=topics.topics(), connect_timeout_s=120.0, topic_poll_s=3600.0
             ),
         )
 

@@ -79,20 +79,13 @@ def test_kiels_signature_gets_sorted_names_and_sorted_partition_strings(function
 
 def test_kiels_signature_gets_ids_when_names_repeat(functions: Any) -> None:
     view = GroupView((Member("m-2", "same", T), Member("m-1", "same", T)), {"t": 1})
-    assert compute(resolve(functions.kiel_last_takes_all), view) == {
-        "m-1": frozenset(),
-        "m-2": everything("t", 1),
-    }
+    assert compute(resolve(functions.kiel_last_takes_all), view) == {"m-1": frozenset(), "m-2": everything("t", 1)}
     assert functions.calls[0][0] == ["m-1", "m-2"]
 
 
 def test_kiels_signature_is_called_once_per_set_of_subscribers(functions: Any) -> None:
     view = GroupView(
-        (
-            Member("1", "x", frozenset("ab")),
-            Member("2", "y", frozenset("abc")),
-            Member("3", "z", frozenset("c")),
-        ),
+        (Member("1", "x", frozenset("ab")), Member("2", "y", frozenset("abc")), Member("3", "z", frozenset("c"))),
         {"a": 1, "b": 1, "c": 1, "d": 1},
     )
     owned = compute(resolve(functions.kiel_last_takes_all), view)

@@ -9,10 +9,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kafka.coordinator.assignors.sticky.sticky_assignor import (
-    StickyAssignmentExecutor,
-    StickyAssignorMemberMetadataV1,
-)
+from kafka.coordinator.assignors.sticky.sticky_assignor import StickyAssignmentExecutor, StickyAssignorMemberMetadataV1
 
 from allocator.assignors import GroupView, Member, compute, first_step, resolve
 from allocator.protocols.kafka_classic.plan import give_back

@@ -31,11 +31,7 @@ def group(document: AssignmentDocument | None = None, **claims: frozenset[TopicP
     return GroupState("billing", MEMBERS, {m: Claim(1, parts) for m, parts in held.items()}, document)
 
 
-REPORT = GroupReport(
-    group(),
-    Logs(committed(p0=5, p1=10), dict.fromkeys(P, 2), dict.fromkeys(P, 10)),
-    subscribed=P,
-)
+REPORT = GroupReport(group(), Logs(committed(p0=5, p1=10), dict.fromkeys(P, 2), dict.fromkeys(P, 10)), subscribed=P)
 
 
 def text(table: Any) -> list[str]:

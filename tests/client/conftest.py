@@ -27,10 +27,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tls")
     command = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out ca.pem -days 2 -subj /CN=localhost"
     subprocess.run(
-        [*command.split(), "-addext", "subjectAltName=DNS:localhost"],
-        cwd=directory,
-        check=True,
-        capture_output=True,
+        [*command.split(), "-addext", "subjectAltName=DNS:localhost"], cwd=directory, check=True, capture_output=True
     )
     return directory
 

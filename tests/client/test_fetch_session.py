@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from allocator.core.client.fetch_messages import (
-    FetchResponse,
-    FetchSession,
-    Wanted,
-)
+from allocator.core.client.fetch_messages import FetchResponse, FetchSession, Wanted
 from allocator.types import TopicPartition
 
 A, B, C = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("c", 0)

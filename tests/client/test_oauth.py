@@ -71,15 +71,9 @@ async def test_a_provider_by_name_is_created_once_for_all_clients() -> None:
     [
         ({}, "sasl_oauth_token_provider with sasl_oauth_token_endpoint: OAUTHBEARER needs exactly one of them"),
         ({"sasl_oauth_token_provider": "no_such_module:f"}, "'no_such_module:f': module 'no_such_module' cannot be"),
-        (
-            {"sasl_oauth_token_provider": f"{PROVIDERS}:Provder"},
-            "has no 'Provder'; did you mean 'Provider'",
-        ),
+        ({"sasl_oauth_token_provider": f"{PROVIDERS}:Provder"}, "has no 'Provder'; did you mean 'Provider'"),
         ({"sasl_oauth_token_provider": PROVIDERS}, "write 'package.module:function'"),
-        (
-            {"sasl_oauth_token_provider": f"{PROVIDERS}:of_environment"},
-            "KeyError.'VAULT_ADDRESS_OF_TEST'",
-        ),
+        ({"sasl_oauth_token_provider": f"{PROVIDERS}:of_environment"}, "KeyError.'VAULT_ADDRESS_OF_TEST'"),
         ({"sasl_oauth_token_provider": "builtins:dict"}, "token provider 'builtins:dict': dict has no method token"),
         ({"sasl_oauth_token_provider": 5}, r"token provider int: int has no method token"),
         (
@@ -96,9 +90,7 @@ async def test_settings_without_a_valid_provider_are_named(settings: dict[str, A
         await KafkaClient("127.0.0.1:1", security={**OAUTH, **settings}).connect(1)
 
 
-async def test_a_mechanism_that_hangs_keeps_one_thread_after_many_attempts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_mechanism_that_hangs_keeps_one_thread_after_many_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(
         "allocator.core.client.sasl.get_sasl_mechanism",

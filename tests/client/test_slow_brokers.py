@@ -97,7 +97,7 @@ def consumer(topic: str, isolation: Any = "read_committed", **where: Any) -> Con
             isolation_level=isolation,
             connect_timeout_s=120.0,
             **where,
-        ),
+        )
     )
 
 

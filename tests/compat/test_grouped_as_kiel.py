@@ -15,13 +15,7 @@ from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.assignors.kiel import naive_allocator
 from allocator.compat import base_consumer
 from allocator.core.fetch.batch import Batch
-from allocator.errors import (
-    Closed,
-    ConfigError,
-    CorruptRecordError,
-    IllegalState,
-    NotOwned,
-)
+from allocator.errors import Closed, ConfigError, CorruptRecordError, IllegalState, NotOwned
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupReport
 from allocator.testing import LocalCluster, wait_until_async

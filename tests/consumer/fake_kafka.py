@@ -366,11 +366,7 @@ class MemorySink:
         self._owners: dict[TopicPartition, SinkClaim] = {}
 
     async def begin(
-        self,
-        group: str,
-        owner: str,
-        claims: Mapping[TopicPartition, SinkClaim],
-        confirm: Callable[[], Awaitable[bool]],
+        self, group: str, owner: str, claims: Mapping[TopicPartition, SinkClaim], confirm: Callable[[], Awaitable[bool]]
     ) -> dict[TopicPartition, SinkOffset]:
         await asyncio.sleep(0.002)
         for partition, claim in claims.items():

@@ -270,9 +270,7 @@ async def test_an_automatic_commit_never_replaces_a_later_commit_of_the_user(fir
         assert member.group.stored[A].offset == 2, "a seek is followed"
 
 
-async def test_the_result_of_commit_async_goes_to_the_callback_or_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_the_result_of_commit_async_goes_to_the_callback_or_the_log(caplog: pytest.LogCaptureFixture) -> None:
     results: list[Any] = []
 
     def callback(offsets: Any, error: Exception | None) -> None:

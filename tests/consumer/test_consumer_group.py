@@ -375,10 +375,7 @@ async def test_closing_interrupts_the_pause_and_the_search_for_brokers() -> None
 
 @pytest.mark.parametrize(
     "close",
-    [
-        lambda group: group.close(),
-        lambda group: asyncio.wait_for(group.close(), 30),
-    ],
+    [lambda group: group.close(), lambda group: asyncio.wait_for(group.close(), 30)],
     ids=["itself", "wait_for"],
 )
 async def test_a_function_may_close_the_group(close: Callable[[ConsumerGroup], Awaitable[Any]]) -> None:

@@ -249,10 +249,7 @@ async def test_a_restart_of_the_brokers_repeats_nothing(
 
 @pytest.fixture
 def pair(
-    cluster_factory: Callable[..., LocalCluster],
-    topic_factory: Callable[..., str],
-    group: str,
-    short_absence: None,
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str, short_absence: None
 ) -> Service:
     """Two partitions where only the coordinator tells."""
     cluster = cluster_factory(kafka="1.1.1")

@@ -10,11 +10,7 @@ import pytest
 
 from allocator import ConsumerGroup, ConsumerGroupConfig, Generation, OffsetAndMetadata, TopicPartition
 from allocator.compat.generation import PartitionStart
-from allocator.compat.generation_source import (
-    GenerationTracker,
-    PendingGeneration,
-    ZooKeeperGenerations,
-)
+from allocator.compat.generation_source import GenerationTracker, PendingGeneration, ZooKeeperGenerations
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.subscription.commit_text import stamped, topic_of

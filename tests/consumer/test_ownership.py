@@ -105,9 +105,7 @@ async def test_a_retriable_error_is_retried_and_not_raised() -> None:
 
 
 @pytest.mark.parametrize("expected", [{PARTITION, TopicPartition("t", 1)}, {TopicPartition("t", 1)}, {PARTITION}])
-async def test_an_early_fetch_that_failed_or_was_for_another_claim_is_ignored(
-    expected: set[TopicPartition],
-) -> None:
+async def test_an_early_fetch_that_failed_or_was_for_another_claim_is_ignored(expected: set[TopicPartition]) -> None:
     offsets = Offsets(NoOffsetsError("not authorised") if expected == {PARTITION} else 7, 8)
     async with owning(offsets) as (owner, state, _tasks):
         owner.expect(frozenset(expected), True)

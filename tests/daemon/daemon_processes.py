@@ -48,11 +48,7 @@ class Setup:
             "kafka": {"brokers": self.cluster.bootstrap.split(",")},
             "zookeeper": {"hosts": self.zookeeper, "session_timeout_s": 15},
             "group": {"name": self.group, "topics": [self.topic]},
-            "handler": {
-                "target": f"{HANDLERS}:{function}",
-                "retries": 2,
-                "retry_backoff_s": 0.01,
-            },
+            "handler": {"target": f"{HANDLERS}:{function}", "retries": 2, "retry_backoff_s": 0.01},
             "consume": {"prefetch_bytes": 8000, "max_wait_s": 0.05},
         }
         for name, values in sections.items():

@@ -256,8 +256,7 @@ def test_variables_that_a_platform_sets_are_left_alone(files: Files) -> None:
 
 def test_secrets_are_never_shown(files: Files) -> None:
     text = edited(
-        "[kafka]",
-        '[kafka]\nsecurity_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"\nsasl_plain_username = "user"',
+        "[kafka]", '[kafka]\nsecurity_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"\nsasl_plain_username = "user"'
     )
     environ = {"ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD": "hunter2"}
     config = files.load(text, **environ)

@@ -60,12 +60,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("name", "on_loop"),
-    [
-        ("tornado_style", True),
-        ("partial_coroutine", True),
-        ("Service.static", False),
-        ("Coroutine", True),
-    ],
+    [("tornado_style", True), ("partial_coroutine", True), ("Service.static", False), ("Coroutine", True)],
 )
 def test_a_handler_is_loaded_by_name_and_runs_on_the_loop_if_it_is_a_coroutine(
     module: str, name: str, on_loop: bool

@@ -43,18 +43,9 @@ LETTERS = {"dead_letter_topic": True}
 RUNS = {
     "dead letters": (counts("writing it to the dead-letter topic"), {"handler": LETTERS}),
     "as text": (counts("writing it to the dead-letter topic"), {"handler": LETTERS, "format": "text"}),
-    "in tasks": (
-        counts("writing it to the dead-letter topic"),
-        {"handler": {"function": "quoting_task", **LETTERS}},
-    ),
-    "in processes": (
-        counts("writing it to the dead-letter topic"),
-        {"handler": {"workers": "processes", **LETTERS}},
-    ),
-    "skipped": (
-        counts("skipping it"),
-        {"handler": {"skip_on": ["ValueError", "LookupError", f"{HANDLERS}:Refused"]}},
-    ),
+    "in tasks": (counts("writing it to the dead-letter topic"), {"handler": {"function": "quoting_task", **LETTERS}}),
+    "in processes": (counts("writing it to the dead-letter topic"), {"handler": {"workers": "processes", **LETTERS}}),
+    "skipped": (counts("skipping it"), {"handler": {"skip_on": ["ValueError", "LookupError", f"{HANDLERS}:Refused"]}}),
     "retried later": (
         counts("writing it to the retry topic"),
         {"handler": {"retry_topics": ["1m"], "create_retry_topics": True, **LETTERS}},

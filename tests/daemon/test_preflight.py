@@ -61,12 +61,9 @@ async def test_each_mistyped_setting_is_a_line_of_its_own(make: Callable[..., Se
         )
         done = it.check(wrong, "--connect")
     failed = {line.split(":")[0].split(None, 1)[1] for line in done.stdout.splitlines() if line.startswith("FAILED")}
-    assert failed == {
-        "status page",
-        "ZooKeeper session",
-        f"topic {it.topic}x",
-        "topic no-such-topic (dead letters)",
-    }, done.stdout
+    assert failed == {"status page", "ZooKeeper session", f"topic {it.topic}x", "topic no-such-topic (dead letters)"}, (
+        done.stdout
+    )
     assert done.exit_code == 1
     assert "warning  Kafka broker 127.0.0.1:1: no connection: " in done.stdout
     assert f"Did you mean {it.topic}?" in done.stdout

@@ -266,10 +266,7 @@ async def left_out(it: Ward) -> None:
 
 @case("reserved-partitions")
 async def reserved(it: Ward) -> None:
-    async with (
-        it.patient.consumer(instance_id="a", restart_grace_s=600.0) as gone,
-        it.patient.consumer() as stays,
-    ):
+    async with it.patient.consumer(instance_id="a", restart_grace_s=600.0) as gone, it.patient.consumer() as stays:
         await owned(it.patient, gone, stays)
         await gone.close()
         await it.heals("reserved-partitions")
@@ -492,12 +489,7 @@ async def old(it: Ward) -> None:
                 (end,) = (await list_offsets(client, {TopicPartition(it.patient.topic, 0): "latest"})).values()
                 return end is not None and end.offset == 10
 
-        await wait_until_async(
-            copied,
-            60,
-            lambda: f"the records, not {process.poll()}",
-            interval_s=0.5,
-        )
+        await wait_until_async(copied, 60, lambda: f"the records, not {process.poll()}", interval_s=0.5)
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 30) == 0
 

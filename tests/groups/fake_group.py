@@ -6,12 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from kafka.protocol.consumer import (
-    HeartbeatResponse,
-    JoinGroupResponse,
-    LeaveGroupResponse,
-    SyncGroupResponse,
-)
+from kafka.protocol.consumer import HeartbeatResponse, JoinGroupResponse, LeaveGroupResponse, SyncGroupResponse
 
 from tests.client.fake_broker import MODERN, SILENT, FakeBroker
 

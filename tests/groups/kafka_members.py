@@ -83,10 +83,7 @@ async def shared(members: Iterable[Any], counts: Mapping[str, int], timeout_s: f
         )
 
     await wait_until_async(
-        done,
-        timeout_s,
-        lambda: f"all partitions to be owned: {[sorted(m.held) for m in members]}",
-        interval_s=0.05,
+        done, timeout_s, lambda: f"all partitions to be owned: {[sorted(m.held) for m in members]}", interval_s=0.05
     )
 
 

@@ -44,11 +44,7 @@ class Kip848Member(RealMember):
             self.client,
             group,
             self.owner,
-            Kip848Settings(
-                topics=frozenset(topics),
-                pattern=pattern,
-                **{"rebalance_timeout_s": 20.0, **settings},
-            ),
+            Kip848Settings(topics=frozenset(topics), pattern=pattern, **{"rebalance_timeout_s": 20.0, **settings}),
         )
         self.offsets = GroupOffsets(self.client, group, timeout_s=15, committer=self.membership)
 

@@ -43,10 +43,7 @@ def compacted(entries: list[Entry], dirty: int) -> list[Entry]:
 
 
 commands = st.builds(
-    a_command,
-    st.integers(0, 5),
-    st.sampled_from(["pause", "quarantine", "seek"]),
-    st.sampled_from(["0", "1", "0-1"]),
+    a_command, st.integers(0, 5), st.sampled_from(["pause", "quarantine", "seek"]), st.sampled_from(["0", "1", "0-1"])
 )
 results = st.builds(
     lambda number, partition, what: result_record(

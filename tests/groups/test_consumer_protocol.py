@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from aiokafka.coordinator.assignors.sticky.sticky_assignor import (
-    StickyAssignorUserDataV1,
-)
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyAssignorUserDataV1
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 from hypothesis import given
 from hypothesis import strategies as st

@@ -198,10 +198,7 @@ def broken(view: GroupView) -> dict[str, Partitions]:
 
 
 def test_when_the_function_fails_members_keep_their_partitions() -> None:
-    members = [
-        member("a", "broken", me("t", held=tp(0, 1), generation=1)),
-        member("b", "broken", me("t")),
-    ]
+    members = [member("a", "broken", me("t", held=tp(0, 1), generation=1)), member("b", "broken", me("t"))]
     decision = decide(resolve(broken), members)
     assert isinstance(decision.problem, AssignorError)
     assert assigned(decision) == {"a": tp(0, 1), "b": frozenset()}

@@ -13,13 +13,7 @@ from allocator.assignors import naive_allocator
 from allocator.cli.commands import main
 from allocator.documents.checked import InvalidZnode
 from allocator.operate.adoption import AdoptionUnfinished, adopt, candidate
-from allocator.protocols.legacy.kiel import (
-    AdoptionRefused,
-    HandoverPhase,
-    Seal,
-    read_shared,
-    seal,
-)
+from allocator.protocols.legacy.kiel import AdoptionRefused, HandoverPhase, Seal, read_shared, seal
 from allocator.protocols.zookeeper.client.client import Op, ZooKeeperClient
 from allocator.testing import wait_until_async
 from tests.groups.layout_bench import Bench

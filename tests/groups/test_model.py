@@ -98,9 +98,7 @@ def test_no_state_has_two_owners(everything: tuple[Ways, dict[State, list[State]
     assert any(e.waits_for >= 0 for state in ways for e in state.document)
 
 
-def test_from_any_state_the_group_can_own_everything_again(
-    everything: tuple[Ways, dict[State, list[State]]],
-) -> None:
+def test_from_any_state_the_group_can_own_everything_again(everything: tuple[Ways, dict[State, list[State]]]) -> None:
     """The group waits for a member that takes no further step only until its session ends, which is another state."""
     ways, before = everything
     assert stranded(ways, before) == []

@@ -8,10 +8,7 @@ import json
 import pytest
 
 from allocator.documents.checked import InvalidZnode
-from allocator.protocols.legacy.old_consumer import (
-    NUDGE_S,
-    OldSubscription,
-)
+from allocator.protocols.legacy.old_consumer import NUDGE_S, OldSubscription
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from tests.groups.layout_bench import Bench

@@ -40,9 +40,7 @@ async def gone(store: Store) -> bool:
     return not await store.member_names() and not await store.claim_names()
 
 
-async def test_a_dead_member_delays_only_its_own_partitions_and_only_for_its_session(
-    pain: OneGroup,
-) -> None:
+async def test_a_dead_member_delays_only_its_own_partitions_and_only_for_its_session(pain: OneGroup) -> None:
     """A crashed process whose session has not ended: the others continue, and later get its partitions."""
     async with pain.members("a", "b", session_timeout_s=6.0) as (a, b):
         with cut_off(a):  # this member is also the leader; its znodes exist until its session ends

@@ -79,9 +79,7 @@ async def test_members_get_partitions_whose_leader_is_in_their_rack(
             )
 
         await wait_until_async(
-            partial(asyncio.to_thread, at_home),
-            30,
-            lambda: f"partitions at home: {[c.assignment() for c in members]}",
+            partial(asyncio.to_thread, at_home), 30, lambda: f"partitions at home: {[c.assignment() for c in members]}"
         )
 
 

@@ -13,14 +13,7 @@ from allocator.assignors import GroupView, resolve
 from allocator.commands.command import Command
 from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.protocols.zookeeper.decision import decide
-from allocator.protocols.zookeeper.seats import (
-    FEATURE,
-    GraceTimer,
-    absent,
-    standby,
-    take_seats,
-    unaware,
-)
+from allocator.protocols.zookeeper.seats import FEATURE, GraceTimer, absent, standby, take_seats, unaware
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo, Seat
 from allocator.types import TopicPartition
 from tests.groups.members import plain_view
@@ -103,10 +96,7 @@ async def test_no_command_assigns_partitions_of_a_live_member_to_an_absent_membe
     assert (await target(swapped, evacuated, m_9=info(None)))["m-9"] == P1 | P2
 
 
-@given(
-    st.integers(0, 10**13),
-    st.lists(st.tuples(st.floats(0, 100), st.integers(0, 10**13)), max_size=10),
-)
+@given(st.integers(0, 10**13), st.lists(st.tuples(st.floats(0, 100), st.integers(0, 10**13)), max_size=10))
 def test_no_clock_that_jumps_prolongs_a_grace(until: int, steps: list[tuple[float, int]]) -> None:
     """The wall clock may show any time. A reservation ends at most 30 s after its first sight, by the monotonic
     clock."""

@@ -12,12 +12,7 @@ from allocator.assignors.constraints import Constraints
 from allocator.commands.command import KINDS, Command, Commands
 from allocator.core.types import Partitions
 from allocator.protocols.zookeeper.plan import advance, portion
-from allocator.protocols.zookeeper.steering import (
-    CommandsInForce,
-    constraints_of,
-    counting,
-    members_named,
-)
+from allocator.protocols.zookeeper.steering import CommandsInForce, constraints_of, counting, members_named
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, CommandState, MemberInfo
 from allocator.protocols.zookeeper.znodes.member_names import member_name
 from allocator.types import TopicPartition

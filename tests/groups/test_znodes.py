@@ -66,9 +66,7 @@ documents = st.builds(
 
 
 @given(documents)
-def test_documents_survive_the_round_trip_and_members_decode_their_own_entries(
-    document: AssignmentDocument,
-) -> None:
+def test_documents_survive_the_round_trip_and_members_decode_their_own_entries(document: AssignmentDocument) -> None:
     data = document.encode()
     assert AssignmentDocument.decode("/x", data) == document
     for name in {*document.owners, "unknown"}:

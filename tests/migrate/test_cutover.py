@@ -74,11 +74,7 @@ async def test_a_member_that_still_reads_the_old_cluster_stops_the_cutover(make_
     async with world.ready(plan):
         await Cutover(plan).run(until="start")
         stale = Consumer(
-            world.topic,
-            brokers=world.old.bootstrap,
-            group=world.group,
-            membership="kafka",
-            auto_commit_interval_s=0.2,
+            world.topic, brokers=world.old.bootstrap, group=world.group, membership="kafka", auto_commit_interval_s=0.2
         )
         async with stale:
             for _ in range(2):

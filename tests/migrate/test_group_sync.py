@@ -126,11 +126,7 @@ async def test_no_offset_is_overwritten_under_live_members_or_set_back(
     membership = "kafka" if root is None else "zookeeper"
     where = {} if root is None else {"zookeeper": pair.settings.zookeeper, **options}
     member = Consumer(
-        topic,
-        brokers=pair.new.bootstrap,
-        group=live,
-        auto_commit_interval_s=None,
-        **joined(membership, **where),
+        topic, brokers=pair.new.bootstrap, group=live, auto_commit_interval_s=None, **joined(membership, **where)
     )
     async with mirroring(pair.mirror()):
         async with member:

@@ -282,10 +282,7 @@ def test_any_compaction_and_other_producers_and_any_crash_write_each_record_once
     mirror.check()
 
 
-@pytest.mark.parametrize(
-    ("deleted", "kept", "present", "unexpected"),
-    [(10, 10, 2, 0), (12, 10, 2, 0), (9, 0, 2, 10)],
-)
+@pytest.mark.parametrize(("deleted", "kept", "present", "unexpected"), [(10, 10, 2, 0), (12, 10, 2, 0), (9, 0, 2, 10)])
 def test_records_that_the_old_cluster_deleted_after_a_crash_are_not_lost(
     deleted: int, kept: int, present: int, unexpected: int
 ) -> None:

@@ -220,9 +220,7 @@ async def test_a_group_that_may_not_be_used_fails_at_once() -> None:
             await group.fetch([A])
 
 
-async def test_metadata_that_is_too_large_is_left_out_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_metadata_that_is_too_large_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with coordinated() as (broker, group):
         broker.codes = {A: [12], C: [28, 28]}
         with caplog.at_level(logging.WARNING, "allocator"):
@@ -396,10 +394,7 @@ async def test_only_an_unstable_partition_is_requested_again() -> None:
 
 
 async def test_brokers_without_stable_offsets_get_no_request() -> None:
-    async with (
-        Coordinator(versions={**MODERN, 9: (0, 6)}) as broker,
-        client_of(broker) as client,
-    ):
+    async with Coordinator(versions={**MODERN, 9: (0, 6)}) as broker, client_of(broker) as client:
         with pytest.raises(NoOffsetsError, match=r"older than 2\.5.*without require_stable") as caught:
             await offsets(client).fetch([A], require_stable=True)
         assert not caught.value.retriable

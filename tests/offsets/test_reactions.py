@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 
 from allocator.core.client.errors import COMMIT, OFFSET_FETCH, Reaction, reaction_to
-from allocator.protocols.reactions import (
-    HEARTBEAT,
-    JOIN,
-    KIP848_HEARTBEAT,
-    KIP848_LEAVE,
-    LEAVE,
-    MEMBER_COMMIT,
-    SYNC,
-)
+from allocator.protocols.reactions import HEARTBEAT, JOIN, KIP848_HEARTBEAT, KIP848_LEAVE, LEAVE, MEMBER_COMMIT, SYNC
 
 # request -> its table, and the reaction to each error code that a coordinator of 0.8.1 to 4.1 may send, from the
 # protocol's documentation and Kafka's sources

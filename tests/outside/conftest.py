@@ -15,9 +15,7 @@ from tests.outside.scene import PARTITIONS, Scene
 
 @pytest.fixture
 def scene_on(
-    cluster_factory: ClusterFactory,
-    topic_factory: Callable[..., str],
-    group: str,
+    cluster_factory: ClusterFactory, topic_factory: Callable[..., str], group: str
 ) -> Iterator[Callable[[str], Scene]]:
     """`scene_on("3.9.1")`: a group on a new topic of that version's cluster. After a failure, the journals are kept."""
     scenes: list[Scene] = []

@@ -268,11 +268,7 @@ async def test_two_groups_that_read_each_others_retry_topics_do_not_loop() -> No
     assert steps == 1
 
 
-@given(
-    dues=st.lists(st.integers(0, 100), min_size=1, max_size=12),
-    step=st.integers(1, 40),
-    first=st.integers(0, 5),
-)
+@given(dues=st.lists(st.integers(0, 100), min_size=1, max_size=12), step=st.integers(1, 40), first=st.integers(0, 5))
 def test_records_pass_in_order_and_none_before_its_time(dues: list[int], step: int, first: int) -> None:
     headers = [[("allocator.due", b"%d" % each)] for each in dues]
     records = [Record("g.retry-1h", 0, first + n, 0, 0, None, b"", each) for n, each in enumerate(headers)]

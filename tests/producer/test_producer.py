@@ -856,9 +856,7 @@ async def test_records_follow_those_that_retention_deleted(
 @long
 @pytest.mark.servers
 @pytest.mark.parametrize("kafka", ["0.11.0.3", "1.1.1", "2.8.2", "4.1.1"])
-async def test_records_follow_those_that_retention_deleted_while_the_producer_was_idle(
-    kafka: str,
-) -> None:
+async def test_records_follow_those_that_retention_deleted_while_the_producer_was_idle(kafka: str) -> None:
     """As with deleted records, but it is the broker that deletes the segments. It begins 30 s after its start."""
     config = {"log.retention.check.interval.ms": "100", "log.initial.task.delay.ms": "100"}
     async with LocalCluster(kafka, zookeepers=int(number(kafka) < (4,)), broker_config=config) as cluster:

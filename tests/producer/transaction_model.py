@@ -110,10 +110,7 @@ def steps(state: State, broken: str = "", late: int = LATE) -> Iterator[tuple[st
             if (state.unapplied is None and state.pending is None) or broken == APPLIED:
                 found = owner.known if broken == COMPARES else state.committed
                 position = owner.position if found == owner.known else found
-                yield (
-                    f"{at} compares",
-                    changed(state, at, owner.but(step="add", position=position, known=found)),
-                )
+                yield (f"{at} compares", changed(state, at, owner.but(step="add", position=position, known=found)))
         elif owner.step in AFTER and (state.epoch < EPOCHS if owner.step == "init" else owner.position < INPUTS):
             request = Request(owner.step, owner.epoch, owner.position)
             yield f"{at} sends {request}", changed(state, at, owner.but(asks=request))

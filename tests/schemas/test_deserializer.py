@@ -165,10 +165,7 @@ async def test_a_protobuf_message_has_the_given_class() -> None:
 
 @pytest.mark.parametrize(
     ("given_schema", "says"),
-    [
-        ("{", "not an Avro schema in JSON"),
-        ({"type": "nothing"}, "the reader schema is not an Avro schema"),
-    ],
+    [("{", "not an Avro schema in JSON"), ({"type": "nothing"}, "the reader schema is not an Avro schema")],
 )
 def test_an_invalid_reader_schema_is_rejected_at_once(given_schema: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):

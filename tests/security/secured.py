@@ -12,11 +12,7 @@ from tests.security.certificates import Certificates
 __all__ = ["DIGEST", "DIGEST_OPTIONS", "KEY_PASSWORD", "PASSWORDS", "REAUTH_S", "SECRETS", "Secured", "secrets_in"]
 
 KEY_PASSWORD = "key-Xq7tLrVz0"
-PASSWORDS = {
-    "PLAIN": "plain-Zk4wPb9e1",
-    "SCRAM-SHA-256": "scram256-Hn8sQm2d5",
-    "SCRAM-SHA-512": "scram512-Rt3yJc6f7",
-}
+PASSWORDS = {"PLAIN": "plain-Zk4wPb9e1", "SCRAM-SHA-256": "scram256-Hn8sQm2d5", "SCRAM-SHA-512": "scram512-Rt3yJc6f7"}
 DIGEST = "digest-Wv5uGa0k9"
 SECRETS = (KEY_PASSWORD, DIGEST, CLIENT_SECRET, *PASSWORDS.values())
 REAUTH_S = 2.5  # lifetime of a session with OAUTHBEARER

@@ -259,9 +259,7 @@ def payloads() -> list[bytes]:
     ]
 
 
-NAMES = [
-    *("%2e%2e", "x" * 250, "m-zz", "\u202egnp", "m-0123456789abcdef-00000000423", "-", "~", "m-0123456789abcdef-"),
-]
+NAMES = [*("%2e%2e", "x" * 250, "m-zz", "\u202egnp", "m-0123456789abcdef-00000000423", "-", "~", "m-0123456789abcdef-")]
 
 
 def plant(hosts: str, base: str) -> int:

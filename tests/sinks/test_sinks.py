@@ -45,11 +45,7 @@ async def not_confirmed() -> bool:
 
 
 async def begin(
-    store: Store,
-    owner: str,
-    fence: int,
-    confirm: Callable[[], Awaitable[bool]] = not_confirmed,
-    topic_id: Any = None,
+    store: Store, owner: str, fence: int, confirm: Callable[[], Awaitable[bool]] = not_confirmed, topic_id: Any = None
 ) -> Mapping[TopicPartition, int]:
     found = await store.sink.begin("billing", owner, {P: SinkClaim(fence, topic_id)}, confirm)
     return {partition: at.offset for partition, at in found.items()}

@@ -75,8 +75,7 @@ NEXT: dict[str, tuple[str, list[list[Row]], list[list[Row]], dict[str, int], lis
 
 
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=() if case == "other bytes at an offset" else pytest.mark.long) for case in NEXT],
+    "case", [pytest.param(case, marks=() if case == "other bytes at an offset" else pytest.mark.long) for case in NEXT]
 )
 def test_the_next_audit_starts_where_all_records_are_pairs(case: str, spark: SparkSession, tmp_path: Path) -> None:
     by, left, right, differences, following = NEXT[case]

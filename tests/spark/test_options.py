@@ -50,11 +50,7 @@ def test_the_names_of_sparks_connector_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "nearest"),
-    [
-        ("brokrs", "brokers"),
-        ("kafka.max.poll.record", "kafka.max.poll.records"),
-    ],
+    ("wrong", "nearest"), [("brokrs", "brokers"), ("kafka.max.poll.record", "kafka.max.poll.records")]
 )
 def test_an_unknown_option_is_refused_with_the_nearest_name(wrong: str, nearest: str) -> None:
     assert f'format("allocator"): {wrong} is not an option; did you mean {nearest}?' in "\n".join(

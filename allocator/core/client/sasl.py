@@ -35,11 +35,7 @@ class Sasl:
     """
 
     def __init__(
-        self,
-        host: str,
-        security: Mapping[str, Any],
-        turn: threading.Lock,
-        send: Callable[[Any, float], Awaitable[Any]],
+        self, host: str, security: Mapping[str, Any], turn: threading.Lock, send: Callable[[Any, float], Awaitable[Any]]
     ) -> None:
         self._host = host
         self._security = security

@@ -32,12 +32,7 @@ class CommitCall:
     """
 
     def __init__(
-        self,
-        state: SubscriptionState,
-        membership: Membership,
-        now: Callable[[], float],
-        *,
-        follows: bool = True,
+        self, state: SubscriptionState, membership: Membership, now: Callable[[], float], *, follows: bool = True
     ) -> None:
         self._state = state
         self._membership = membership

@@ -492,11 +492,7 @@ class ConsumerBase:
     # -- subscription --------------------------------------------------------------------------------------------
 
     def subscribe(
-        self,
-        topics: str | Iterable[str] = (),
-        *more: str,
-        pattern: str | None = None,
-        listener: Listener | None = None,
+        self, topics: str | Iterable[str] = (), *more: str, pattern: str | None = None, listener: Listener | None = None
     ) -> None:
         """Replaces the subscription by these topics, or by a pattern. May be called before `start`.
 

@@ -17,11 +17,7 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.client.coordinator import Coordinator
 from allocator.core.client.log_offsets import lag, list_offsets
 from allocator.core.consumer.commits import RELEASE_PATIENCE_S, Commits
-from allocator.core.consumer.membership_config import (
-    CommandSource,
-    MemberParts,
-    MembershipConfig,
-)
+from allocator.core.consumer.membership_config import CommandSource, MemberParts, MembershipConfig
 from allocator.core.consumer.own_load import OwnLoad
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
@@ -89,12 +85,7 @@ class GroupMember:
         name = re.sub(r"[^A-Za-z0-9._-]", "-", joining.client_id)
         self.client = KafkaClient(brokers, client_id=name, security=security)
         self.fetcher = Fetcher(
-            self.client,
-            self.state,
-            rack=joining.rack,
-            lost=self._records_lost,
-            gate=self.may_take,
-            **fetch,
+            self.client, self.state, rack=joining.rack, lost=self._records_lost, gate=self.may_take, **fetch
         )
         coordinator = Coordinator(self.client, self.group or "", self.client.retry_backoff_s)
         offsets = None

@@ -23,13 +23,7 @@ from allocator.core.settings.patterns import check_pattern
 from allocator.core.settings.spellings import HOLDERS
 from allocator.core.settings.table import DEFAULT, SETTINGS, check_keywords, keyword_faults
 from allocator.core.text.quoting import shown
-from allocator.core.types import (
-    Assignors,
-    LoadSource,
-    MembershipName,
-    OffsetStorage,
-    TopicPartition,
-)
+from allocator.core.types import Assignors, LoadSource, MembershipName, OffsetStorage, TopicPartition
 
 if TYPE_CHECKING:
     from allocator.assignors import Assignor, Load, LoadReport

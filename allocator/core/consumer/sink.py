@@ -39,11 +39,7 @@ class OffsetSink(Protocol):
     """Stores the offsets of a group, for one owner of each partition. `allocator.sinks` has implementations."""
 
     async def begin(
-        self,
-        group: str,
-        owner: str,
-        claims: Mapping[TopicPartition, SinkClaim],
-        confirm: Callable[[], Awaitable[bool]],
+        self, group: str, owner: str, claims: Mapping[TopicPartition, SinkClaim], confirm: Callable[[], Awaitable[bool]]
     ) -> Mapping[TopicPartition, SinkOffset]:
         """Makes `owner` the only writer of these partitions, and returns the offsets in the database.
 

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from allocator.core.aio.tasks import within
 from allocator.core.client.log_offsets import Found, list_offsets
-from allocator.core.errors import (
-    BrokerError,
-    LogTruncated,
-    OffsetOutOfRange,
-    TopicNotFound,
-    TopicRecreated,
-)
+from allocator.core.errors import BrokerError, LogTruncated, OffsetOutOfRange, TopicNotFound, TopicRecreated
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.settings.table import DEFAULT

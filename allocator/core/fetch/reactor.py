@@ -46,12 +46,7 @@ SERVED = Effects(served=True)
 RETRY = Effects(back_off=True)
 REFRESH = Effects(back_off=True, refresh=True)
 VALIDATE = Effects(back_off=True, refresh=True, validate=True)
-EFFECTS = {
-    Reaction.RETRY: RETRY,
-    Reaction.REFRESH: REFRESH,
-    Reaction.REFIND: REFRESH,
-    Reaction.VALIDATE: VALIDATE,
-}
+EFFECTS = {Reaction.RETRY: RETRY, Reaction.REFRESH: REFRESH, Reaction.REFIND: REFRESH, Reaction.VALIDATE: VALIDATE}
 # the leader may have records that the replica lacks, so only its errors count
 LEAVE_REPLICA = Effects(leave_replica=True, refresh=True)
 

@@ -14,12 +14,7 @@ from allocator import lazy_names
 
 if TYPE_CHECKING:
     from allocator.core.membership.holding import HoldingListener, draining
-    from allocator.core.membership.membership import (
-        AssignmentListener,
-        GroupMembership,
-        MemberSettings,
-        Membership,
-    )
+    from allocator.core.membership.membership import AssignmentListener, GroupMembership, MemberSettings, Membership
 
 
 if not TYPE_CHECKING:  # a type checker would accept every name

@@ -19,14 +19,7 @@ from allocator.core.errors import ConfigError
 from allocator.core.settings.names import check_path, check_pattern_syntax, check_topic, parse_address, parse_ensemble
 from allocator.core.text.bounded_json import whole_number
 from allocator.core.text.quoting import shown
-from allocator.core.types import (
-    GroupProtocol,
-    IsolationLevel,
-    LoadSource,
-    MembershipName,
-    OffsetReset,
-    OffsetStorage,
-)
+from allocator.core.types import GroupProtocol, IsolationLevel, LoadSource, MembershipName, OffsetReset, OffsetStorage
 
 MASK: Final = "***"
 REQUIRED: Final[Any] = dataclasses.MISSING

@@ -240,11 +240,7 @@ class TransactionalSink(Generic[Connection]):
     # -- ownership -----------------------------------------------------------------------------------------------
 
     async def begin(
-        self,
-        group: str,
-        owner: str,
-        claims: Mapping[TopicPartition, SinkClaim],
-        confirm: Callable[[], Awaitable[bool]],
+        self, group: str, owner: str, claims: Mapping[TopicPartition, SinkClaim], confirm: Callable[[], Awaitable[bool]]
     ) -> dict[TopicPartition, SinkOffset]:
         """Registers `owner` for these partitions. Returns the next offset of each partition that has an offset.
 

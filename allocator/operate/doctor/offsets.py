@@ -39,13 +39,7 @@ def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
         chosen = [p for p in partitions if p not in seen.old_offsets]
         if not chosen:
             return None
-        command = ShellCommand.of(
-            "allocator group offsets reset",
-            group,
-            to=to,
-            topic=_named(chosen),
-            execute=True,
-        )
+        command = ShellCommand.of("allocator group offsets reset", group, to=to, topic=_named(chosen), execute=True)
         return command.at(zookeeper=hosts)
 
     # the command refuses a group that it does not find in ZooKeeper. Without an ensemble, the caller states that none

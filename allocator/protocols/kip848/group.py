@@ -28,13 +28,7 @@ from allocator.core.client import (
     reaction_to,
 )
 from allocator.errors import AllocatorError, BrokerError
-from allocator.protocols.kafka_group import (
-    Interrupted,
-    KafkaGroup,
-    KafkaGroupParticipant,
-    LostMembership,
-    unless,
-)
+from allocator.protocols.kafka_group import Interrupted, KafkaGroup, KafkaGroupParticipant, LostMembership, unless
 from allocator.protocols.kip848.messages import (
     JOIN_EPOCH,
     ConsumerGroupHeartbeatRequest,

@@ -57,12 +57,7 @@ class MemberState(NamedTuple):
 
 
 def heartbeat_request(
-    group: str,
-    member_id: str,
-    epoch: int,
-    settings: Kip848Settings,
-    state: MemberState,
-    reported: MemberState | None,
+    group: str, member_id: str, epoch: int, settings: Kip848Settings, state: MemberState, reported: MemberState | None
 ) -> Any:
     """Returns a heartbeat with the changes since `reported`. If that is None, the heartbeat reports everything, and the
     coordinator repeats the assignment."""

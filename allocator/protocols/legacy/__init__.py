@@ -9,12 +9,5 @@ layouts.
 
 from __future__ import annotations
 
-from allocator.protocols.legacy.kiel import (
-    AdoptionRefused,
-    HandoverPhase,
-    KielPaths,
-    read_group,
-    read_shared,
-    seal,
-)
+from allocator.protocols.legacy.kiel import AdoptionRefused, HandoverPhase, KielPaths, read_group, read_shared, seal
 from allocator.protocols.legacy.old_consumer import OldSubscription

@@ -65,12 +65,7 @@ class OldSubscription:
         return 0
 
     def encode(self) -> bytes:
-        content = {
-            "version": 1,
-            "subscription": self.streams,
-            "pattern": self.pattern,
-            "timestamp": str(wall_ms()),
-        }
+        content = {"version": 1, "subscription": self.streams, "pattern": self.pattern, "timestamp": str(wall_ms())}
         return json.dumps(content).encode()
 
     @classmethod

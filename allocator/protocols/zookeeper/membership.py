@@ -51,12 +51,7 @@ from allocator.protocols.zookeeper.seats import FEATURE, IN_USE
 from allocator.protocols.zookeeper.session import SessionMembership
 from allocator.protocols.zookeeper.session_lease import MembershipLost
 from allocator.protocols.zookeeper.znodes.assignment_reader import AssignmentReader
-from allocator.protocols.zookeeper.znodes.documents import (
-    AssignmentDocument,
-    Claim,
-    MemberInfo,
-    in_join_order,
-)
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, in_join_order
 from allocator.protocols.zookeeper.znodes.member_names import member_name
 from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition

@@ -226,9 +226,7 @@ class SessionMembership(GroupMembership):
             self._keeper.begin()
             scope = TaskGroup()
             await scope.run(
-                self._live(scope, joined),
-                lease=self._keeper.keep(*self._proof()),
-                loss=self._wait_for_loss(),
+                self._live(scope, joined), lease=self._keeper.keep(*self._proof()), loss=self._wait_for_loss()
             )
             # all partitions are released, so only the znodes remain to delete
         finally:

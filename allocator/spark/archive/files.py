@@ -52,12 +52,7 @@ def _not_shared(directory: Path, what: str) -> ConfigError:
 
 
 def write_arrow(
-    rows: DataFrame,
-    place: str,
-    staged: str,
-    ranges: Mapping[int, tuple[int, int]],
-    *,
-    with_partition: bool = False,
+    rows: DataFrame, place: str, staged: str, ranges: Mapping[int, tuple[int, int]], *, with_partition: bool = False
 ) -> tuple[DataFile, ...]:
     """Writes Parquet files below `place`/`staged`, each of one partition, in the order of offsets.
 

@@ -299,12 +299,7 @@ def _check(by: str | None, ignore: Collection[str], samples: int) -> None:
 
 
 def _pin(
-    spark: SparkSession,
-    left: Source,
-    right: Source,
-    notes: list[str],
-    path: Path | None,
-    before: AuditState | None,
+    spark: SparkSession, left: Source, right: Source, notes: list[str], path: Path | None, before: AuditState | None
 ) -> tuple[_Pinned, _Pinned, Ends | None]:
     """Returns both sides with fixed ends, and, for two topics, the earlier ends by side and partition.
 
@@ -362,12 +357,7 @@ def _continued(
         has, log = extent.chosen, extent.log
         log_ends = {p: end for p, (_, end) in log.items()}
         now = SideState(
-            source.name,
-            None,
-            extent.cluster,
-            extent.topic_id,
-            log_ends,
-            isolation_level=source.isolation_level,
+            source.name, None, extent.cluster, extent.topic_id, log_ends, isolation_level=source.isolation_level
         )
     elif hasattr(source, "reach"):
         assert covered is not None

@@ -48,12 +48,7 @@ class Side:
         """Number of offsets that retention deleted before the audit read them."""
         self.partitions = tuple(
             PartitionDifference(
-                row.t,
-                row.p,
-                row.records,
-                row.first,
-                row.last,
-                f"{row.total:016x}{row.parity & _UNSIGNED:016x}",
+                row.t, row.p, row.records, row.first, row.last, f"{row.total:016x}{row.parity & _UNSIGNED:016x}"
             )
             for row in sorted(rows, key=lambda row: (row.t, row.p))
         )

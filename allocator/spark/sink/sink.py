@@ -106,11 +106,7 @@ async def _produce(link: ClusterLink, options: Options, batches: Iterator[pa.Rec
     client = await link.client()
     count = 0
     try:
-        async with RecordWriter(
-            client,
-            compression=options.compression,
-            timeout_s=options.timeout_s,
-        ) as writer:
+        async with RecordWriter(client, compression=options.compression, timeout_s=options.timeout_s) as writer:
             # waits in a thread for Spark's next rows, so that the event loop continues to send requests
             read = functools.partial(asyncio.get_running_loop().run_in_executor, None, next, batches, None)
             while (batch := await read()) is not None:

@@ -18,15 +18,7 @@ from allocator.errors import TopicNotFound
 from allocator.spark.errors import CheckpointMismatch, DataLoss, in_one_line
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
-from allocator.spark.ranges import (
-    EARLIEST,
-    LATEST,
-    NEW_PARTITION_START,
-    Range,
-    StartOrEnd,
-    StreamOffsets,
-    limit_ends,
-)
+from allocator.spark.ranges import EARLIEST, LATEST, NEW_PARTITION_START, Range, StartOrEnd, StreamOffsets, limit_ends
 from allocator.spark.shipping import Shipped
 from allocator.spark.source.group import commit, refuse_members
 from allocator.spark.source.member import StreamMember

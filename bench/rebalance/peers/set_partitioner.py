@@ -29,10 +29,7 @@ class Partitioners(Threads):
             max_poll_records=10_000,
         )
         partitioner = zk.SetPartitioner(
-            f"/set-partitioner/{settings.group}",
-            set(settings.all),
-            identifier=name,
-            time_boundary=settings.settle_s,
+            f"/set-partitioner/{settings.group}", set(settings.all), identifier=name, time_boundary=settings.settle_s
         )
         mine: list[TopicPartition] = []
         while not stop.is_set():

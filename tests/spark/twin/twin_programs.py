@@ -42,11 +42,7 @@ LENIENT = {"failOnDataLoss": "false"}
 
 BATCHES = (
     Program("columns", (*THREE, Rows(Load("a")))),
-    Program(
-        "headers",
-        (*THREE, Rows(Load("a", {"includeHeaders": "true"}))),
-        differs="A record without headers",
-    ),
+    Program("headers", (*THREE, Rows(Load("a", {"includeHeaders": "true"}))), differs="A record without headers"),
     Program("two topics", (*THREE, Topic("b"), Add("b", {0: 3}), Rows(Load("a b")), Count(Load("a b")))),
     Program(
         "filters of one frame",
@@ -181,26 +177,16 @@ BATCHES = (
     ),
     Program("a topic that does not exist", (*ONE, Delete("a"), Rows(Load("a")))),
     Program(
-        "a frame whose topic was extended",
-        (*ONE, Let("df", Load("a")), Extend("a", 3), Add("a", {2: 4}), Rows("df")),
+        "a frame whose topic was extended", (*ONE, Let("df", Load("a")), Extend("a", 3), Add("a", {2: 4}), Rows("df"))
     ),
 )
 
 STREAMS = (
     Program("a stream from the start", (*THREE, Stream("q", "a", EARLIEST), Run("q"), Add("a", {1: 3}), Run("q"))),
-    Program(
-        "a limit",
-        (*ONE, Stream("q", "a", {**EARLIEST, "maxOffsetsPerTrigger": 4}), Run("q")),
-    ),
+    Program("a limit", (*ONE, Stream("q", "a", {**EARLIEST, "maxOffsetsPerTrigger": 4}), Run("q"))),
     Program(
         "a first batch that fails",
-        (
-            *THREE,
-            Stream("q", "a", EARLIEST),
-            Run("q", fails_in=0),
-            Add("a", {0: 3}),
-            Run("q"),
-        ),
+        (*THREE, Stream("q", "a", EARLIEST), Run("q", fails_in=0), Add("a", {0: 3}), Run("q")),
     ),
     Program(
         "an empty first batch that fails",
@@ -224,10 +210,7 @@ STREAMS = (
 
 # they restart queries and change topics often
 LONG_STREAMS = (
-    Program(
-        "a stream from the end",
-        (*THREE, Stream("q", "a"), Run("q"), Add("a", {0: 2, 1: 3}), Run("q")),
-    ),
+    Program("a stream from the end", (*THREE, Stream("q", "a"), Run("q"), Add("a", {0: 2, 1: 3}), Run("q"))),
     Program(
         "a limit for several partitions",
         (*THREE, Stream("q", "a", {**EARLIEST, "maxOffsetsPerTrigger": 4}), Run("q")),

@@ -119,13 +119,21 @@ def get_offsets(consumer: Consumer) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_slice_that_was_taken_before_has_no_record_behind_it(form: Callable[[Batch], list[int]]) -> None:
+async def test_slices_that_were_taken_before_end_before_it_or_raise_the_error(
+    form: Callable[[Batch], list[int]],
+) -> None:
     async with owner() as (consumer, _, _):
         found = await consumer.getbatch(5)
         assert found is not None
-        behind = found.from_offset(BAD + 2)
+        across, behind = found.from_offset(BAD - 1), found.from_offset(BAD + 2)
         assert form(found) == [*range(BAD)]
-        assert form(behind) == []
+        assert across.next_offset == behind.next_offset == BAD
+        assert form(across) == [BAD - 1]
+        for _ in range(2):
+            with pytest.raises(CorruptRecordError):
+                form(behind)
+        later = found.from_offset(BAD + 2)
+        assert (form(later), later.next_offset) == ([], BAD)
 
 
 async def test_a_reader_of_the_batches_on_the_wire_commits_nothing_behind_it() -> None:
@@ -296,10 +304,11 @@ async def test_a_batch_without_a_record_before_it_raises_the_error(form: Callabl
 
 
 @pytest.mark.parametrize("ends", ["first", "middle"])
+@pytest.mark.parametrize("size", [END, 4, 1], ids=["whole", "chunks", "one by one"])
 @pytest.mark.parametrize("reads", ["all", "no", "part of a part"])
 @pytest.mark.parametrize("batches", [False, True], ids=["reader", "process"])
 async def test_a_sink_stores_no_offset_behind_it_whatever_the_effects_read(
-    batches: bool, reads: str, ends: str, tmp_path: Path
+    batches: bool, reads: str, size: int, ends: str, tmp_path: Path
 ) -> None:
     calls = 0
 
@@ -307,14 +316,16 @@ async def test_a_sink_stores_no_offset_behind_it_whatever_the_effects_read(
         nonlocal calls
         calls += 1
         if reads != "no":
-            assert list(found if reads == "all" else found.from_offset(found.base_offset + 1).from_offset(2))
+            got = list(found if reads == "all" else found.from_offset(found.base_offset).from_offset(0))
+            assert got or size == 1  # slices that are taken once it is found are empty
 
     bad = 0 if ends == "first" else BAD
     with contextlib.closing(SqliteSink(tmp_path / "sink.db")) as sink:
         async with owner(first=bad, sink=sink) as (consumer, _, _):
 
             async def write(found: Batch) -> None:
-                await sink.write_async(found, effects)
+                for chunk in [found[at : at + size] for at in range(0, len(found), size)]:
+                    await sink.write_async(chunk, effects)
 
             async def read() -> None:
                 async for found in consumer:

@@ -47,6 +47,7 @@ class Batch(Sequence[Record]):
     """
 
     __slots__ = (
+        "_corrupt",
         "_end",
         "_ends",
         "_first",
@@ -94,6 +95,8 @@ class Batch(Sequence[Record]):
         # see `watch`; and the watched batch of which this one is a part
         self._on_corrupt: Callable[[int, CorruptRecordError], None] | None = None
         self._root: Batch | None = None
+        # the error that ended a watched batch early
+        self._corrupt: CorruptRecordError | None = None
 
     def watch(self, on_corrupt: Callable[[int, CorruptRecordError], None] | None) -> None:
         """Makes this batch and its slices end before bytes that do not decode, instead of raising the error. They raise
@@ -117,13 +120,17 @@ class Batch(Sequence[Record]):
     @property
     def base_offset(self) -> int:
         """A lower bound: the offset of the first record, or an offset before it."""
+        return min(self._lowest, self.next_offset)
+
+    @property
+    def _lowest(self) -> int:
         first = self._found.segments[self._first].base_offset if self._first < self._end else self._stop
         return max(self._start, first)
 
     @property
     def next_offset(self) -> int:
         """Position after this batch. Transaction markers and removed records may be between it and the last record."""
-        return self._stop
+        return self._stop if self._root is None else min(self._stop, self._root._stop)
 
     @property
     def leader_epoch(self) -> int | None:
@@ -189,7 +196,7 @@ class Batch(Sequence[Record]):
 
     def from_offset(self, offset: int) -> Batch:
         """Returns the records at `offset` and above. They share the bytes."""
-        return self._between(max(offset, self._start), self._stop)
+        return self._between(min(max(offset, self._start), self.next_offset), self._stop)
 
     def until_offset(self, offset: int) -> Batch:
         """Returns the records below `offset`. They share the bytes."""
@@ -346,10 +353,11 @@ class Batch(Sequence[Record]):
         # the error of a compressed set in an old format has the offset of its last record
         at = min(segments[number].base_offset, error.offset)
         root = self if self._root is None else self._root
-        has_records = self.base_offset < at
+        has_records = self._lowest < at
         for each in {self, root}:
             each._shorten(at)
         assert root._on_corrupt is not None
+        root._corrupt = error
         root._on_corrupt(max(at, root._start), error)
         return has_records
 
@@ -358,9 +366,13 @@ class Batch(Sequence[Record]):
             raise error
 
     def _follow_root(self) -> None:
-        """Ends this part where the watched batch has ended meanwhile, because of another part."""
-        if self._root is not None and self._root._stop < self._stop:
-            self._shorten(self._root._stop)
+        """Ends this part where the watched batch has ended meanwhile, because of another part. Raises that error if
+        all its records are behind that."""
+        root = self._root
+        if root is not None and root._stop < self._stop and self._first < self._end:
+            if root._corrupt is not None and root._stop <= self._lowest:
+                raise root._corrupt.with_traceback(None)
+            self._shorten(root._stop)
 
     def _shorten(self, stop: int) -> None:
         segments = self._found.segments

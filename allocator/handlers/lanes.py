@@ -92,12 +92,12 @@ class Lane:
         """The task that currently runs a coroutine handler for this lane."""
         self.call: concurrent.futures.Future[Any] | None = None
         """The latest turn of this lane in a thread."""
-        self.turn: Sequence[Unit] = ()
-        """The units for which this turn calls the handler."""
+        self.turn: Sequence[Unit] | None = None
+        """The units for which a turn in a thread calls the handler. None: calls run in the loop, one at a time."""
 
     def in_call(self) -> Sequence[Unit]:
         """Returns the units whose call may run now."""
-        return self.turn if self.call is not None else (self.units[0],)
+        return (self.units[0],) if self.turn is None else self.turn
 
 
 class Lanes:
@@ -336,8 +336,8 @@ class Lanes:
                 if not turn:
                     return
                 call = self.threads.submit(self._turn_in_thread, turn, asyncio.get_running_loop())
-                for lane, units in turn:
-                    lane.call, lane.turn = call, units
+                for lane, _ in turn:
+                    lane.call = call
                 results = await asyncio.wrap_future(call)
                 calls = sum(count + (error is not None) for count, error, _ in results)
                 if calls:
@@ -363,8 +363,9 @@ class Lanes:
             lane = self._next()
             if lane is None:
                 break
-            turn.append((lane, list(lane.units)))
-            count += len(lane.units)
+            lane.turn = units = list(lane.units)  # before the thread has them: the handler may ask about them at once
+            turn.append((lane, units))
+            count += len(units)
         return turn
 
     def _turn_in_thread(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -610,3 +613,48 @@ async def test_a_late_question_about_a_record_that_is_done_refuses_no_other() ->
         processing.cancel()
         await asyncio.wait({processing})
         assert answers == [True] * 2 * COUNT
+
+
+class _StartsAtOnce(ThreadPoolExecutor):
+    """Goes on only once the job's handler has asked, as if the loop's thread had lost its processor meanwhile."""
+
+    def __init__(self, asked: threading.Event, *args: Any) -> None:
+        super().__init__(*args)
+        self._asked = asked
+
+    def submit(self, *args: Any, **more: Any) -> Any:
+        self._asked.clear()
+        job = super().submit(*args, **more)
+        job.add_done_callback(lambda _: self._asked.set())
+        assert self._asked.wait(30)
+        return job
+
+
+@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
+async def test_a_refusal_counts_even_if_the_loop_is_slow_to_note_that_a_thread_has_begun(
+    ordering: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with owner_of(TopicPartition("t", 0)) as (consumer, hand):
+        asked, asking = threading.Event(), threading.local()
+        done: list[int] = []
+        calls: list[int] = []
+
+        def may_act(record: Record) -> bool:
+            asking.without_lease = calls.count(record.offset) == 1
+            return consumer.may_act(record)
+
+        def handle(record: Record) -> None:
+            calls.append(record.offset)
+            with ThreadPoolExecutor(1) as pool:  # without the context of the call
+                if pool.submit(may_act, record).result():
+                    done.append(record.offset)
+            asked.set()
+
+        monkeypatch.setattr(hand, "may_act", lambda: not getattr(asking, "without_lease", False))
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
+        monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor", partial(_StartsAtOnce, asked))
+        processing = asyncio.ensure_future(consumer.process(handle, ordering=ordering, concurrency=1, retries=0))
+        await wait_until_async(lambda: {*done} == {*range(COUNT)}, 30, lambda: f"all records: {done}")
+        processing.cancel()
+        await asyncio.wait({processing})
+        assert sorted(done) == [*range(COUNT)]

@@ -272,7 +272,7 @@ def imported(wheel: Path, place: Path) -> str:
         # modules that an editable installation finds but the wheel does not have
         "sys.meta_path[:] = [finder for finder in sys.meta_path if 'ditable' not in repr(finder)]; "
         "import allocator.core.fetch as f; assert f.__file__.startswith(sys.argv[1]), f.__file__; "
-        f"found = f.decode.scan(bytes.fromhex({data.hex()!r}), topic='t', partition=0, start=0); "
+        f"found = f.scan(bytes.fromhex({data.hex()!r}), topic='t', partition=0, start=0); "
         "print(f.accelerated, [r.offset for r in f.Batch('t', 0, found)])"
     )
     return run(sys.executable, "-c", code, place, cwd=place, PYTHONPATH=str(place)).splitlines()[0]

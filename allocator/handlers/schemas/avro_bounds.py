@@ -120,7 +120,7 @@ class _Types:
         found.content = [self.add(field["type"], (*inside, name)) for field in schema["fields"]]
         found.height += max((each.height for each in found.content), default=0)
         sizes = [each.size for each in found.content]
-        found.size = None if None in sizes else sum(sizes)  # type: ignore[arg-type]
+        found.size = None if None in sizes else sum(sizes)
         return found
 
 

@@ -126,7 +126,7 @@ async def test_an_array_that_the_reader_skips_ends_with_the_bytes(items: Any) ->
     for block in (b"\x04" + 2 * item, b"\x03" + signed_varint(2 * len(item)) + 2 * item):
         assert await decode(writer, block + b"\x00" + b"\x0e", reader) == {"id": 7}
     for broken in (signed_varint(2**22), b"\x04" + item, b"\x03" + signed_varint(2**22) + 2 * item + b"\x00\x0e"):
-        with pytest.raises(ValueError, match="schema 1: "):
+        with pytest.raises(ValueError, match=r"more items than there are bytes|has another size than it announces"):
             await decode(writer, broken, reader)
 
 

@@ -82,7 +82,7 @@ class GroupReader:
         self._group = group
         self._document = self._kept(self.store.document)
         self._names = self._kept(self.store.member_names)
-        self._claim_names = self._kept(self.store.claim_names)
+        self._claim_names = self._kept(self._read_claim_names)
         self._commands = self._kept(CommandStore(zk, self.store.paths).read)
         self._choice = self._kept(partial(read_choice, zk, choice_path(root, group)))
         self._members: dict[str, MemberInfo] = {}
@@ -151,6 +151,16 @@ class GroupReader:
         except ConfigError as error:
             problems.append(str(error))
             return None
+
+    async def _read_claim_names(self, watch: Watch | None = None) -> list[str]:
+        """Returns the names of the claims: none if another program created the group without the znode for them."""
+        while True:
+            try:
+                return await self.store.claim_names(watch)
+            except NoZnode:
+                # the failed call set no watch
+                if watch is None or await self.store.zk.exists(self.store.paths.claims, watch) is None:
+                    return []
 
     async def _read_member(self, name: str, problems: list[str]) -> bool:
         """Reads a member. Returns whether its znode is a copy, behind which there is no process."""

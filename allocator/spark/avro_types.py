@@ -39,12 +39,14 @@ def column_type(schema: Any) -> ColumnType:
     return _type(schema, named, "the schema", ())
 
 
-def _type(schema: Any, named: Mapping[str, Any], path: str, inside: tuple[str, ...]) -> ColumnType:
+def _type(schema: Any, named: dict[str, Any], path: str, inside: tuple[str, ...]) -> ColumnType:
     if isinstance(schema, list):
         return _union(schema, named, path, inside)
     if isinstance(schema, str):
         schema = {"type": schema}
     kind = schema["type"]
+    if kind in ("record", "enum", "fixed"):
+        named[schema["name"]] = schema
     if isinstance(kind, (dict, list)) or kind in named:
         return _type(kind if isinstance(kind, (dict, list)) else named[kind], named, path, inside)
     if kind == "record":
@@ -68,7 +70,7 @@ def _type(schema: Any, named: Mapping[str, Any], path: str, inside: tuple[str, .
     return plain
 
 
-def _record(schema: Any, named: Mapping[str, Any], path: str, inside: tuple[str, ...]) -> ColumnType:
+def _record(schema: Any, named: dict[str, Any], path: str, inside: tuple[str, ...]) -> ColumnType:
     name = schema["name"]
     if name in inside:
         raise ConfigError(f"{path} is of the type {name}, which contains itself; Spark has no such types")
@@ -89,7 +91,7 @@ def _record(schema: Any, named: Mapping[str, Any], path: str, inside: tuple[str,
     return ColumnType(struct, convert if converted else None)
 
 
-def _union(schemas: list[Any], named: Mapping[str, Any], path: str, inside: tuple[str, ...]) -> ColumnType:
+def _union(schemas: list[Any], named: dict[str, Any], path: str, inside: tuple[str, ...]) -> ColumnType:
     kinds = [each for each in schemas if each != "null"]
     if len(kinds) <= 1:
         return _type(kinds[0] if kinds else "null", named, path, inside)

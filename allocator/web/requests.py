@@ -72,6 +72,8 @@ def _explained(error: str, kind: type[Struct], given: Any) -> str:
     wanted = what.removeprefix("Expected ").partition(", got")[0]
     if "enum" in field:
         wanted = "one of " + ", ".join(field["enum"])
+    if wanted == "Number out of range":  # msgspec's text for a number that no float can hold
+        wanted = "a number that is not too large"
     wanted = " ".join(WORDS.get(word, word) for word in wanted.split())
     return f'"{place}" must be {wanted}, not {shown(given)}{help}'
 

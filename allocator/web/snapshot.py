@@ -26,7 +26,7 @@ def overview(watcher: Watcher, read_only: bool) -> dict[str, Any]:
         "ready": watcher.ready,
         "read_only": read_only,
         "clusters": clusters(watcher),
-        "groups": [figures(group) for _, group in sorted(watcher.groups.items())],
+        "groups": _figures(watcher),
         "problems": [f"{what} does not respond: {why}" for what, why in sorted(watcher.problems.items())],
     }
 
@@ -35,10 +35,15 @@ def terminal(watcher: Watcher, chosen: str | None) -> dict[str, Any]:
     """Returns all groups, and details of the chosen group, for `allocator top`."""
     group = watcher.groups.get(chosen or "")
     return {
-        "groups": [figures(group) for _, group in sorted(watcher.groups.items())],
+        "groups": _figures(watcher),
         "group": None if group is None else {**detail(group), "series": series(group)},
         "problems": sorted(watcher.problems.values()),
     }
+
+
+def _figures(watcher: Watcher) -> list[dict[str, Any]]:
+    """Returns the figures of the groups, without the znodes under the root that are no group."""
+    return [figures(group) for _, group in sorted(watcher.groups.items()) if group.exists is not False]
 
 
 def clusters(watcher: Watcher) -> list[dict[str, Any]]:

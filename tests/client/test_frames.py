@@ -146,6 +146,16 @@ def test_a_null_where_a_list_must_be_does_not_decode(request_: Any, response: An
         read_response(header_of(request_, 1), framed(response, 1))
 
 
+@pytest.mark.parametrize(
+    "request_", [MetadataRequest(version=9, topics=[]), ListOffsetsRequest(version=5), FetchRequest(version=12)]
+)
+def test_a_response_that_is_cut_in_its_header_does_not_decode(request_: Any) -> None:
+    header = header_of(request_, 1)
+    for length in range(5 if request_.API_VERSION > 8 else 4):
+        with pytest.raises(Undecodable, match="decode"):
+            read_response(header, memoryview(b"\0\0\0\1"[:length]))
+
+
 async def test_a_null_list_costs_one_connection() -> None:
     partition = TopicPartition("t", 0)
     answers = [None, [ListOffsetsResponse.ListOffsetsTopicResponse(name="t", partitions=[_found(7)], version=5)]]

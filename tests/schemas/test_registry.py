@@ -13,7 +13,8 @@ from tornado import netutil
 from allocator.errors import ConfigError
 from allocator.handlers.schemas.registry import Registry
 from allocator.handlers.schemas.schema import Schema
-from tests.schemas.schema_registry import registry
+from allocator.schemas import RegistryDeserializer
+from tests.schemas.schema_registry import framed, registry
 
 ITEM = {"type": "record", "name": "Item", "namespace": "shop", "fields": [{"name": "sku", "type": "string"}]}
 ORDER = {
@@ -54,6 +55,42 @@ async def test_schemas_are_requested_once_with_all_their_references() -> None:
         assert [requests.count(f"/schemas/ids/{number}") for number in (1, 2)] == [1, 1], "an id never changes"
         other = Registry(url.replace("p%2Fw", "wrong"), timeout_s=30)
         assert "responds 401" in str((await other.load({1}))[1])
+
+
+REFUND = {"type": "record", "name": "Refund", "namespace": "shop", "fields": [{"name": "of", "type": ["null", "Item"]}]}
+TOP_LEVELS: dict[str, tuple[Any, bytes, Any]] = {
+    # schema, bytes, value
+    "union": (["shop.Item", "shop.Refund"], b"\x02\x02\x02a", {"of": {"sku": "a"}}),
+    "optional": (["null", "shop.Refund"], b"\x02\x00", {"of": None}),
+    "array": ({"type": "array", "items": "shop.Item"}, b"\x04\x02a\x02b\x00", [{"sku": "a"}, {"sku": "b"}]),
+    "map": ({"type": "map", "values": "shop.Refund"}, b"\x02\x02k\x02\x02a\x00", {"k": {"of": {"sku": "a"}}}),
+    "name": ("shop.Item", b"\x02a", {"sku": "a"}),
+    "both": ([ORDER, "shop.Item"], b"\x00\x02\x02a\x00", {"items": [{"sku": "a"}]}),
+}
+
+
+@pytest.mark.parametrize("form", TOP_LEVELS)
+async def test_a_schema_of_any_type_may_consist_of_references(form: str) -> None:
+    """Several types of events in a topic: the schema of its subject is a union of references."""
+    schema, data, value = TOP_LEVELS[form]
+    response = {
+        "schema": json.dumps(schema),
+        "references": [*REFERENCES, {"name": "shop.Refund", "subject": "refunds", "version": 1}],
+    }
+    responses = {
+        "/schemas/ids/1": response,
+        "/subjects/all/versions/latest": response,
+        "/subjects/items%2Fvalue/versions/2": {"schema": json.dumps(ITEM)},
+        "/subjects/refunds/versions/1": {"schema": json.dumps(REFUND), "references": REFERENCES},
+    }
+    async with registry(responses, []) as url:
+        known = Registry(url, timeout_s=30)
+        assert read((await known.load({1}))[1], data) == value
+        latest = await known.latest("all")
+        for reader in (None, latest, json.loads(json.dumps(latest))):
+            deserializer = RegistryDeserializer(known, reader_schema=reader)
+            await deserializer.load({1})
+            assert deserializer(framed(1, data)) == value
 
 
 async def test_a_compiled_schema_of_protobuf_comes_with_its_imports() -> None:

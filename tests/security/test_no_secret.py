@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import traceback
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +19,12 @@ from kazoo.client import KazooClient
 from allocator import AllocatorError, Consumer, TopicPartition, ZooKeeper
 from allocator.cli.access import Access
 from allocator.compat.group_config import ConsumerGroupConfig
+from allocator.core.client import KafkaClient
 from allocator.core.consumer.membership_config import MembershipConfig
+from allocator.daemon.config import load
+from allocator.errors import ConfigError
 from allocator.migrate.storage import OffsetStore
+from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.testing import FaultProxy
 from tests.joining import joined
 from tests.security.secured import DIGEST, DIGEST_OPTIONS, KEY_PASSWORD, PASSWORDS, Secured, secrets_in
@@ -163,3 +169,36 @@ def test_the_repr_of_settings_shows_no_secret(make: Callable[[dict[str, Any]], o
     settings = make({"zookeeper_options": {"auth_data": [("digest", "u:s3cret")]}})
     assert "s3cret" not in repr(settings) + str(settings)
     assert getattr(settings, "options", settings).zookeeper_options
+
+
+@pytest.mark.parametrize("password", ["hush", "hush,hush", "hush/hush", "hush:hush", "hush@hush"])
+@pytest.mark.parametrize("several", [False, True])
+def test_an_error_about_an_address_shows_no_password(password: str, several: bool, tmp_path: Path) -> None:
+    """An address has no password, but a user may take it for a URL."""
+    file = tmp_path / "allocator.toml"
+    text = '[kafka]\nbrokers = [{}]\n[group]\nname = "g"\ntopics = ["t"]\n[zookeeper]\nhosts = {}\n'
+
+    def load_with(brokers: str, hosts: str) -> None:
+        file.write_text(text.format(json.dumps(brokers), json.dumps(hosts)))
+        load(file, {})
+
+    address = f"user:{password}@h:1" + (",h2:1" if several else "")
+    for make in (
+        lambda: Consumer("t", brokers=address, group="g", membership="kafka"),
+        lambda: Consumer("t", brokers=[address], group="g", membership="kafka"),
+        lambda: Consumer("t", brokers="h:1", group="g", zookeeper=address),
+        lambda: KafkaClient(address),
+        lambda: KafkaClient([address]),
+        lambda: ZooKeeperClient(address),
+        lambda: load_with(address, "h:2181"),
+        lambda: load_with("h:1", address),
+    ):
+        with pytest.raises(ConfigError) as error:
+            make()
+        assert "hush" not in "".join(traceback.format_exception(ConfigError, error.value, None))
+        assert "host:port" in str(error.value)
+
+
+def test_other_wrong_addresses_are_quoted() -> None:
+    with pytest.raises(ConfigError, match="'h:port' is not an address"):
+        KafkaClient("h1:1,h:port")

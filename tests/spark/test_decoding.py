@@ -82,6 +82,12 @@ def test_every_type_of_avro_is_a_column() -> None:
     assert "lines:array<struct<sku:string>>" in shape.spark.simpleString()
 
 
+def test_a_type_that_is_named_again_is_a_column_at_any_top_level() -> None:
+    schema = {"type": "array", "items": record(one=LINE, other="shop.Line")}
+    line = "struct<sku:string>"
+    assert column(schema).spark.simpleString() == f"array<struct<one:{line},other:{line}>>"
+
+
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
@@ -150,7 +156,7 @@ async def test_a_frame_gets_columns_of_values_and_of_errors(spark: SparkSession)
         assert errors[0] is None
         assert errors[2] is None
         assert "no schema id" in errors[1]
-        assert "does not fit" in errors[3]
+        assert "a decimal of more than 9 digits" in errors[3]
         assert "the record is of json" in errors[4]
         assert found[1].value == b"text", "the bytes stay"
         texts = await in_thread(lambda: decode_values(frame, url, into="json").collect())

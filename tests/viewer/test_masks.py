@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import pytest
 from hypothesis import given
@@ -90,17 +91,33 @@ ENCODED = base64.b64encode(INNER).decode()
         {"mail": base64.encodebytes(json.dumps({"pad": "x" * 45, "number": "4111"}).encode()).decode()},
         {"mail": json.dumps({"body": base64.encodebytes(b"x" * 52 + INNER).decode()})},
         {"twice": base64.b64encode(ENCODED.encode()).decode()},
+        {"form": "item=1&%6eumber=4111"},
+        {"form": "item=1&%256Eumber=4111"},
+        {"form": f"payload={quote(INNER.decode().replace('n', '%6e'))}"},
+        {"form": base64.b64encode(b"item=1&n%75mber=4111").decode()},
+        {"%7B%22n%75mber%22": 1},
         {INNER.decode(): 1},
         {ENCODED: 1},
         {f"Bearer {ENCODED}": {"a": 1}},
     ],
 )
 def test_a_document_that_is_encoded_in_other_text_or_in_a_name_is_hidden(document: dict[str, Any]) -> None:
-    others = {"number_of_items": 1, "text": "a quiet afternoon", "url": "https://shop/v1/orders/billing-2026"}
+    others = {
+        "number_of_items": 1,
+        "text": "a quiet afternoon, 100% sun",
+        "form": "a=%20&b=%6e",
+        "url": "https://shop/v1/orders/billing-2026",
+    }
     masked, unmasked = Masks(["value..number"]).apply("value", [document, others])
     (value,) = document.values()
     assert masked == ({"***": "***"} if value in (1, {"a": 1}) else dict.fromkeys(document, "***"))
     assert unmasked == others
+
+
+def test_a_name_that_a_form_encodes_is_hidden() -> None:
+    """Forms encode every name that is not ASCII."""
+    text = urlencode({"id": 7, "größe": "4111"})
+    assert Masks(["value..größe"]).apply("value", {"form": text}) == {"form": "***"}
 
 
 @pytest.mark.parametrize("depth", [499, 991])

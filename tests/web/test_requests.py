@@ -11,7 +11,7 @@ import pytest
 
 from allocator.errors import ConfigError
 from allocator.web.actions import POSTS
-from allocator.web.requests import NewCommand, PlanRequest, RecordsQuery, checked
+from allocator.web.requests import NewCommand, PlanRequest, RecordsQuery, Times, checked
 
 PAGE = Path(__file__).parents[2] / "docs" / "web-api.md"
 PIN = {"kind": "pin", "arguments": {}}
@@ -25,6 +25,7 @@ PIN = {"kind": "pin", "arguments": {}}
         (NewCommand, {**PIN, "hours": float("nan")}, '"hours" must be a number above 0.0, not nan: Hours until the '),
         (PlanRequest, {"add": "new"}, "\"add\" must be a list, not 'new': Like this option of "),
         (PlanRequest, {"commands": [{**PIN, "at": 1}]}, "commands[0]: contains unknown field at"),
+        (Times, {"from": "1e400"}, "\"from\" must be a number that is not too large, not '1e400': "),
         (RecordsQuery, {"isolation_level": "all"}, "must be one of read_committed, read_uncommitted, not 'all'"),
         (RecordsQuery, {"offset": "1"}, "'offset' is not a known field; known: partition, from, before, limit, key, "),
     ],

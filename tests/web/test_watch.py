@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from allocator.assignors.load_report import LoadReport
 from allocator.cli.access import Access
 from allocator.core.aio.tasks import BackgroundTasks
+from allocator.operate import Clusters, read_group
 from allocator.operate.doctor import observe
 from allocator.protocols.zookeeper import Paths, Store, ZooKeeperClient
 from allocator.testing import FaultProxy
@@ -68,6 +70,7 @@ async def test_an_empty_znode_delays_no_request_and_its_group_is_shown_once_it_h
         async with served(zk_chroot) as it:
             await asyncio.wait_for(it.watcher.until_ready(10 * PATIENCE_S), PATIENCE_S)
             assert not it.watcher.groups["leftover"].seen
+            assert json.loads((await it.request("/api/groups")).body)["groups"] == [], "as its page says"
             store = Store(zk, Paths("/allocator", "leftover"))
             await store.prepare()
 
@@ -75,6 +78,30 @@ async def test_an_empty_znode_delays_no_request_and_its_group_is_shown_once_it_h
                 return (await it.request("/api/groups/leftover")).code == 200
 
             await wait_until_async(shown, PATIENCE_S, "the group in the leftover znode")
+    finally:
+        await zk.close()
+
+
+async def test_a_group_without_a_znode_for_claims_is_a_group_everywhere(zk_chroot: str) -> None:
+    """Another program may have created it, or deleted that znode."""
+    zk = ZooKeeperClient(zk_chroot)
+    await zk.connect()
+    try:
+        paths = Paths("/allocator", "g")
+        await zk.ensure_path(paths.members)
+        assert (await read_group(Clusters(zookeeper=zk_chroot), "g")).state.members == {}
+        async with served(zk_chroot) as it:
+            await asyncio.wait_for(it.watcher.until_ready(10 * PATIENCE_S), PATIENCE_S)
+            listed = json.loads((await it.request("/api/groups")).body)["groups"]
+            assert [group["group"] for group in listed] == ["g"]
+            assert (await it.request("/api/groups/g")).code == 200
+            await zk.ensure_path(paths.claims)
+            await zk.create(f"{paths.claims}/foreign", b"", ephemeral=True)
+
+            async def noticed() -> bool:
+                return "foreign" in it.watcher.groups["g"].report.state.present
+
+            await wait_until_async(noticed, PATIENCE_S, "the claim in the new znode")
     finally:
         await zk.close()
 

@@ -105,7 +105,10 @@ def read_response(header: Any, frame: memoryview) -> Any:
         if response_class is None:
             raise Undecodable(f"no schema of responses to {header}")
         data = io.BytesIO(frame)
-        found = response_class.parse_header(data).correlation_id
+        try:
+            found = response_class.parse_header(data).correlation_id
+        except Exception as error:  # as in `_decoded`
+            raise Undecodable(f"cannot decode the header of a {response_class.__name__}: {error}") from error
     if found != header.correlation_id:
         raise WrongResponse(f"the response to request {found} where {header.correlation_id} is due")
     return response if read is not None else _decoded(response_class, data)

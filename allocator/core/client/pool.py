@@ -27,7 +27,7 @@ from allocator.core.client.metadata import Broker
 from allocator.core.client.old_brokers import is_old, version_of_0_8
 from allocator.core.client.request_writer import negotiated
 from allocator.core.errors import ConfigError
-from allocator.core.settings.names import address_text, parse_address
+from allocator.core.settings.names import address_error, address_text, parse_address
 
 if TYPE_CHECKING:
     from kafka.protocol.broker_version_data import BrokerVersionData
@@ -51,8 +51,8 @@ def parse_addresses(brokers: str | Sequence[str]) -> tuple[Broker, ...]:
     for text in texts:
         try:
             host, port = parse_address(text)
-        except ConfigError as error:
-            raise ConfigError(f"brokers: {error}") from None
+        except ConfigError:
+            raise ConfigError(f"brokers: {address_error(brokers if '@' in str(brokers) else text)}") from None
         found.append(Broker(f"bootstrap-{len(found)}", host, port, None))
     if not found:
         raise ConfigError("brokers: no address given; write at least one host:port")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allocator.core.settings.arguments import as_partitions
 from allocator.core.settings.names import (
+    MASK,
     address_text,
     check_group,
     check_path,
@@ -24,7 +25,6 @@ from allocator.core.settings.patterns import (
 from allocator.core.settings.spellings import names_arguments
 from allocator.core.settings.table import (
     DEFAULT,
-    MASK,
     Faults,
     Flag,
     Number,

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from allocator.core.errors import ConfigError, GroupNameError
 
+MASK: Final = "***"
 KAFKA_PORT: Final = 9092
 ZOOKEEPER_PORT: Final = 2181
 # ZooKeeper checks UTF-16, where characters above U+FFFF are surrogates
@@ -69,7 +70,14 @@ def parse_address(text: Any, port: int = KAFKA_PORT) -> tuple[str, int]:
         number = port if match["port"] is None else int(match["port"])
         if 0 < number < 65536:
             return match["bracketed"] or match["host"], number
-    raise ConfigError(f"{text!r} is not an address; write host or host:port")
+    raise address_error(text)
+
+
+def address_error(given: Any) -> ConfigError:
+    """Returns the error for addresses that are not valid. It does not quote an "@", which may follow a password."""
+    if "@" in str(given):
+        return ConfigError(f"{MASK} is not an address: an address has no user and password; write host or host:port")
+    return ConfigError(f"{given!r} is not an address; write host or host:port")
 
 
 def address_text(host: str, port: int | None) -> str:
@@ -83,7 +91,10 @@ def parse_ensemble(text: Any) -> tuple[str, str]:
         raise ConfigError(f"ZooKeeper hosts must be 'host:port[,host:port...][/chroot]', not {text!r}")
     servers, slash, chroot = text.partition("/")
     for server in servers.split(","):
-        parse_address(server, ZOOKEEPER_PORT)
+        try:
+            parse_address(server, ZOOKEEPER_PORT)
+        except ConfigError:
+            raise address_error(text if "@" in text else server) from None
     if slash and not chroot.strip("/"):
         raise ConfigError(f"ZooKeeper hosts {text!r}: a chroot must follow the '/'; remove the '/' if there is none")
     return servers, check_path("the chroot of ZooKeeper", f"/{chroot.strip('/')}") if slash else ""

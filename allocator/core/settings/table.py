@@ -16,12 +16,18 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, Union, get_args
 
 from allocator.core.errors import ConfigError
-from allocator.core.settings.names import check_path, check_pattern_syntax, check_topic, parse_address, parse_ensemble
+from allocator.core.settings.names import (
+    MASK,
+    check_path,
+    check_pattern_syntax,
+    check_topic,
+    parse_address,
+    parse_ensemble,
+)
 from allocator.core.text.bounded_json import whole_number
 from allocator.core.text.quoting import shown
 from allocator.core.types import GroupProtocol, IsolationLevel, LoadSource, MembershipName, OffsetReset, OffsetStorage
 
-MASK: Final = "***"
 REQUIRED: Final[Any] = dataclasses.MISSING
 Check = Callable[[str], object]
 """Checks a text. Raises a ValueError with the reason if the text is wrong."""
@@ -226,29 +232,34 @@ class Setting:
     optional: bool = False
     """Whether None is allowed although it is not the default."""
     secret: bool = False
+    addresses: bool = False
+    """Whether it has addresses: a user may write a password before an "@", although it does not belong there."""
 
     def accepts_none(self) -> bool:
         return self.optional or self.default is None
 
     def read(self, value: Any) -> Any:
         """Returns the typed value. Raises ValueError."""
-        return self._checked(lambda: self.kind.read(value))
+        return self._checked(value, lambda: self.kind.read(value))
 
     def parse(self, text: str) -> Any:
         """Reads the text of an environment variable or of a Spark option. Raises ValueError as `read` does."""
-        return self._checked(lambda: self.kind.read(self.kind.parse(text)))
+        return self._checked(text, lambda: self.kind.read(self.kind.parse(text)))
 
     def quoted(self, value: Any, write: Callable[[Any], str] = shown) -> str:
         """Returns the value as an error may quote it. `write` writes a value that is no secret."""
-        return MASK if self.secret else write(value)
+        return MASK if self._hides(value) else write(value)
 
-    def _checked(self, read: Callable[[], Any]) -> Any:
+    def _hides(self, value: Any) -> bool:
+        return self.secret or (self.addresses and "@" in str(value))
+
+    def _checked(self, value: Any, read: Callable[[], Any]) -> Any:
         try:
             return read()
         except ValueError as error:
             said = str(error)
             # leave out Python's own texts of `int("x")` and `float("x")`: `allowed` already says what is needed
-            more = said and not self.secret and not re.match(r"invalid literal|could not convert", said)
+            more = said and not self._hides(value) and not re.match(r"invalid literal|could not convert", said)
             raise ValueError(f"must be {self.kind.allowed}" + (f"; {said}" if more else "")) from None
 
 
@@ -261,6 +272,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         Addresses(),
         REQUIRED,
         "Some brokers of the cluster, from which the client learns the others. More: it starts although some are down.",
+        addresses=True,
     ),
     "group": Setting(
         _NAME,
@@ -327,7 +339,10 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "members store them.",
     ),
     "zookeeper": Setting(
-        Text(check=parse_ensemble, what='"host:port,host:port/chroot"'), None, "The ensemble, with an optional chroot."
+        Text(check=parse_ensemble, what='"host:port,host:port/chroot"'),
+        None,
+        "The ensemble, with an optional chroot.",
+        addresses=True,
     ),
     "root": Setting(
         Text(check=lambda text: check_path("ZooKeeper root", text), what="an absolute path"),

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
+from urllib.parse import unquote_plus
 
 from allocator.core.settings import MASK
 from allocator.core.text import base64_contents
@@ -41,7 +42,7 @@ _SHOWN = "!headers."
 """Start of a text that shows a header."""
 _DOCUMENT = re.compile(r"[\"'{}\[\]:=<]")
 """A character of a document, which the name of a field does not have."""
-MAX_ENCODINGS = 3  # maximum times that a text is encoded as base64, one in the other. Higher: slower
+MAX_ENCODINGS = 3  # maximum times that a text is encoded, one in the other. Higher: slower
 
 
 class Base64(str):
@@ -207,7 +208,7 @@ def _field_names(paths: Iterable[Steps]) -> Collection[str]:
 
 
 def _mentions(text: str, names: Collection[str], *, in_documents: bool = False) -> bool:
-    """Returns whether text, plain or as base64, may be a document with a field of these names.
+    """Returns whether text, plain or encoded, may be a document with a field of these names.
 
     With `in_documents`, a name that stands alone does not count.
     """
@@ -219,9 +220,11 @@ def _mentions(text: str, names: Collection[str], *, in_documents: bool = False) 
 
 
 def _contents(text: str, encodings: int) -> Iterator[str]:
-    """Yields the text, and what is encoded in it as base64, up to `encodings` times."""
+    """Yields the text, and what is encoded in it as base64 or with percent signs, up to `encodings` times."""
     yield text
     if encodings:
+        if "%" in text:  # such as the body of a form, where each name that is not ASCII is encoded
+            yield from _contents(unquote_plus(text), encodings - 1)
         for content in base64_contents(text):
             # a wrong start of the encoding rarely gives ASCII
             yield from _contents(content, encodings - 1 if content.isascii() else 0)

@@ -21,6 +21,7 @@ from typing import Any, Optional
 from allocator.core.fetch import varint
 from allocator.core.text import parse_json
 from allocator.errors import ConfigError, MissingExtra
+from allocator.handlers.schemas.avro_bounds import DECIMAL, OutOfBounds, bounds_check, check_depth, read_decimal
 from allocator.handlers.schemas.masks import Base64
 
 HEADER = 5  # bytes of Confluent's header
@@ -114,11 +115,16 @@ def _fastavro() -> Any:
 
 
 def parsed_avro(schema: Any, named: dict[str, Any], name: str) -> Any:
-    """Returns a schema in the form that fastavro needs. `named`: see `avro_schema`. Raises ConfigError and
-    MissingExtra."""
+    """Returns a schema as fastavro parses it, with the definitions of all its types. `named`: see `avro_schema`.
+
+    Raises ConfigError and MissingExtra.
+    """
     fastavro = _fastavro()
     try:
-        return fastavro.parse_schema(schema, named_schemas=named)
+        check_depth(schema)
+        parsed = fastavro.parse_schema(schema, named_schemas=named)
+        # fastavro keeps the types that a record refers to, but not those of other types
+        return parsed if isinstance(parsed, dict) and "__named_schemas" in parsed else _whole(parsed, named, set())
     except Exception as error:  # the parser may raise any class for an invalid schema
         raise ConfigError(f"{name} is not an Avro schema: {error}") from error
 
@@ -128,26 +134,87 @@ def avro_schema(schema: Any, named: dict[str, Any], name: str) -> Schema:
 
     Raises ConfigError and MissingExtra.
     """
-    parsed = parsed_avro(schema, named, name)
     fastavro = _fastavro()
+    parsed = parsed_avro(schema, named, name)
+    fastavro.read.LOGICAL_READERS.update({f"{kind}-{DECIMAL}": read_decimal for kind in ("bytes", "fixed")})
 
     def decoder(reader: Any) -> Callable[[bytes], Any]:
+        # fastavro parses other schemas than those of records again for each record; as the only field of a record they
+        # have the same bytes
+        plain = all(each is None or _is_record(each) for each in (parsed, reader))
+        writer = _record_of(parsed, name, plain)
+        target = None if reader is None else _record_of(reader, "the reader schema", plain)
+        check = bounds_check(writer, resolved=reader is not None)
+
         def decode(data: bytes) -> Any:
+            if check is not None:
+                check(data)
             stream = io.BytesIO(data)
             try:
-                found = fastavro.schemaless_reader(stream, parsed, reader)
+                found = fastavro.schemaless_reader(stream, writer, target)
             except fastavro.read.SchemaResolutionError as error:
                 raise ValueError(f"the reader schema cannot read this schema: {error}") from error
+            except OutOfBounds:
+                raise
             except Exception as error:
                 raise ValueError("not of this schema") from error
             if stream.read(1):
                 raise ValueError("bytes are left")
-            return found
+            return found if plain else found[_FIELD]
 
         return decode
 
     by_writer = decoder(None)
-    return Schema("avro", lambda data: _plain(by_writer(data)), decoder)
+
+    def read(data: bytes) -> Any:
+        try:
+            return _plain(by_writer(data))
+        except RecursionError as error:  # only the caller's stack can be the reason
+            raise ValueError("nests too deeply") from error
+
+    return Schema("avro", read, decoder)
+
+
+_FIELD = "value"
+
+
+def _is_record(schema: Any) -> bool:
+    return isinstance(schema, dict) and schema["type"] == "record"
+
+
+def _record_of(schema: Any, name: str, plain: bool) -> Any:
+    """Returns a parsed copy of a schema. Unless `plain`, it is the only field of a record. Raises ConfigError."""
+    named = schema.get("__named_schemas", {}) if isinstance(schema, dict) else {}
+    try:
+        whole = _whole(schema, named, set())
+        check_depth(whole)
+        if not plain:
+            whole = {"type": "record", "name": "allocator_record", "fields": [{"name": _FIELD, "type": whole}]}
+        return _fastavro().parse_schema(whole, {})
+    except Exception as error:
+        raise ConfigError(f"{name} is not an Avro schema: {error}") from error
+
+
+def _whole(schema: Any, named: Mapping[str, Any], defined: set[str]) -> Any:
+    """Returns a copy of a parsed schema with the definition of each named type where it is used first."""
+    if isinstance(schema, str):
+        return _whole(named[schema], named, defined) if schema in named and schema not in defined else schema
+    if isinstance(schema, list):
+        return [_whole(each, named, defined) for each in schema]
+    found = {key: value for key, value in schema.items() if not key.startswith("__")}
+    kind = schema["type"]
+    if kind in ("record", "error", "enum", "fixed"):
+        if schema["name"] in defined:
+            return schema["name"]
+        defined.add(schema["name"])
+        if "." not in schema["name"]:
+            found["namespace"] = ""  # not that of the record around it
+    if kind in ("record", "error"):
+        found["fields"] = [{**each, "type": _whole(each["type"], named, defined)} for each in schema["fields"]]
+    elif kind in ("array", "map"):
+        items = "items" if kind == "array" else "values"
+        found[items] = _whole(schema[items], named, defined)
+    return found
 
 
 def as_reader_schema(given: Any) -> Any:

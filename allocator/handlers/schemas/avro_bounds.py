@@ -1,0 +1,208 @@
+"""Bounds what one Avro record may cost, because fastavro decodes whatever the bytes announce.
+
+fastavro recurses in C without a limit, so a record of 5 KB that nests deeply ends the process. It reads as many items
+as an array announces, even if the items have no bytes, and it converts decimals of any length. Most schemas cannot
+describe the first two; their records are not checked, and cost nothing more. Apache Avro's own decoders have such
+limits too.
+"""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import repeat
+from typing import Any, Optional
+
+from allocator.errors import ConfigError
+
+# records, unions, arrays and maps in each other. fastavro needs about 1 KB of the stack for each, and a thread of macOS
+# or musl may have 512 KB. Higher: larger stacks; lower: refuses more records
+MAX_DEPTH = 300
+MAX_EMPTY = 100_000  # array items without bytes in one record, such as nulls. Higher: more memory and time
+MAX_DIGITS = 10_000  # digits of a decimal. The time to convert it grows with their square
+
+DECIMAL = "allocator-decimal"
+"""Logical type that replaces "decimal" in a writer's schema, so that `read_decimal` reads it."""
+
+_SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+_NUMBERS = ("int", "long", "enum")
+_EXACT = decimal.Context(prec=decimal.MAX_PREC, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
+
+
+class OutOfBounds(ValueError):
+    """A record exceeds a bound, or its bytes end too early."""
+
+
+class _Type:
+    """A type of a schema. A type that contains itself is a cycle of objects."""
+
+    __slots__ = ("content", "height", "kind", "size")
+
+    def __init__(self, kind: str, content: Any = ()) -> None:
+        self.kind = kind
+        """"size", "number", "bytes", "record", "union" or "array". A map is an array of records."""
+        self.content = content
+        """The types in it; of an array the only one."""
+        self.size: Optional[int] = None
+        """Bytes of each value; None if they differ."""
+        self.height = 1 + max((each.height for each in content), default=0)
+        """Types in each other. Those that contain this type again do not count."""
+
+
+def check_depth(schema: Any) -> None:
+    """Raises ValueError for a schema whose JSON has more than `MAX_DEPTH` levels: parsers of schemas recurse too."""
+    level = [schema]
+    for _ in range(MAX_DEPTH):
+        parts = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list))]
+        level = [inner for each in parts for inner in each]
+        if not level:
+            return
+    raise ValueError(f"it has more than {MAX_DEPTH} levels")
+
+
+def bounds_check(schema: Any, *, resolved: bool) -> Optional[Callable[[bytes], None]]:
+    """Returns a function that raises OutOfBounds for bytes beyond the bounds; None if there can be no such bytes.
+
+    `schema`: a record, parsed by fastavro, with all its types. Its logical type "decimal" becomes `DECIMAL`. Raises
+    ConfigError if it has more than `MAX_DEPTH` types in each other.
+
+    `resolved`: there is a reader schema. fastavro skips the fields that the reader lacks, and then does not notice that
+    the bytes end within an array of booleans, floats or fixed.
+    """
+    types = _Types(schema["__named_schemas"])
+    root = types.add(schema, ())
+    if root.height > MAX_DEPTH:
+        raise ConfigError(f"the Avro schema has more than {MAX_DEPTH} types in each other")
+    endless = bool(types.item_sizes) if resolved else 0 in types.item_sizes
+    return partial(_check, root) if endless or types.recursive else None
+
+
+class _Types:
+    """The types of a schema."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self.recursive = False
+        self.item_sizes: set[int] = set()
+        """Bytes of the items of each array whose items have the same size."""
+        self._named = named
+        self._records: dict[str, _Type] = {}
+
+    def add(self, schema: Any, inside: tuple[str, ...]) -> _Type:
+        if isinstance(schema, list):
+            return _Type("union", [self.add(each, inside) for each in schema])
+        if isinstance(schema, str):
+            if schema in inside:
+                self.recursive = True
+            if schema in self._records:
+                return self._records[schema]
+            schema = self._named.get(schema, {"type": schema})
+        kind = schema["type"]
+        if kind in ("record", "error"):
+            return self._record(schema, inside)
+        if kind == "array":
+            item = self.add(schema["items"], inside)
+            if item.size is not None:
+                self.item_sizes.add(item.size)
+            return _Type("array", [item])
+        if kind == "map":
+            return _Type("array", [_Type("record", [_Type("bytes"), self.add(schema["values"], inside)])])
+        if schema.get("logicalType") == "decimal" and kind in ("bytes", "fixed") and schema.get("precision"):
+            schema["logicalType"] = DECIMAL
+        found = _Type("number" if kind in _NUMBERS else "bytes" if kind in ("bytes", "string") else "size")
+        if found.kind == "size":
+            found.size = schema["size"] if kind == "fixed" else _SIZES[kind]
+        return found
+
+    def _record(self, schema: Mapping[str, Any], inside: tuple[str, ...]) -> _Type:
+        name = schema["name"]
+        found = self._records[name] = _Type("record")
+        found.content = [self.add(field["type"], (*inside, name)) for field in schema["fields"]]
+        found.height += max((each.height for each in found.content), default=0)
+        sizes = [each.size for each in found.content]
+        found.size = None if None in sizes else sum(sizes)
+        return found
+
+
+def _check(root: _Type, data: bytes) -> None:
+    """Raises OutOfBounds for bytes that nest too deeply, announce too many items, or end too early."""
+    at, empty, end = 0, MAX_EMPTY, len(data)
+
+    def number() -> int:
+        nonlocal at
+        value = data[at]
+        at += 1
+        if value < 0x80:
+            return (value >> 1) ^ -(value & 1)
+        value &= 0x7F
+        for shift in range(7, 70, 7):
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                value &= (1 << 64) - 1
+                return (value >> 1) ^ -(value & 1)
+        raise OutOfBounds("a number of more than 10 bytes")
+
+    def items(item: _Type) -> Iterator[_Type]:
+        nonlocal at, empty
+        while count := number():
+            stop = None
+            if count < 0:
+                count, stop = -count, number() + at
+            if item.size == 0:
+                empty -= count
+                if empty < 0:
+                    raise OutOfBounds(f"more than {MAX_EMPTY:,} array items without bytes")
+            elif count * (item.size or 1) > end - at:
+                raise OutOfBounds("an array or map announces more items than there are bytes")
+            elif item.size is not None:
+                at += count * item.size
+            else:
+                yield from repeat(item, count)
+            if stop is not None and at != stop:
+                raise OutOfBounds("a block of an array or map has another size than it announces")
+
+    open_values: list[Iterator[_Type]] = [iter((root,))]
+    try:
+        while open_values:
+            each = next(open_values[-1], None)
+            if each is None:
+                open_values.pop()
+            elif each.size is not None:
+                at += each.size
+            elif each.kind == "number":
+                number()
+            elif each.kind == "bytes":
+                size = number()
+                if not 0 <= size <= end - at:
+                    raise OutOfBounds("the bytes end within a value")
+                at += size
+            else:
+                if len(open_values) > MAX_DEPTH:
+                    raise OutOfBounds(f"more than {MAX_DEPTH} records, unions, arrays and maps in each other")
+                if each.kind == "union":
+                    index = number()
+                    if not 0 <= index < len(each.content):
+                        raise OutOfBounds("a union has no such type")
+                    open_values.append(iter((each.content[index],)))
+                else:
+                    open_values.append(items(each.content[0]) if each.kind == "array" else iter(each.content))
+    except IndexError:
+        at = end + 1
+    if at > end:
+        raise OutOfBounds("the bytes end within a value")
+
+
+def read_decimal(data: bytes, schema: Mapping[str, Any], reader: Any = None) -> decimal.Decimal:
+    """Reads a decimal. Raises OutOfBounds if it has more digits than the schema's precision, before it converts them.
+
+    fastavro rounds such a decimal.
+    """
+    digits = min(schema["precision"], MAX_DIGITS)
+    unscaled = int.from_bytes(data, "big", signed=True)
+    if unscaled.bit_length() <= 4 * digits:  # a digit has less than 4 bits
+        found = decimal.Decimal(unscaled)
+        if found.adjusted() < digits:
+            return found.scaleb(-schema.get("scale", 0), _EXACT)
+    raise OutOfBounds(f"a decimal of more than {digits:,} digits")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -114,6 +115,51 @@ async def test_a_page_without_zookeeper_shows_members_moves_and_lag(
             assert ("allocator_group_generation", group) not in samples
         # the coordinator keeps an empty group, because it has offsets
         await wait_until_async(lambda: not it.watcher.groups[group].report.state.members, PATIENCE_S)
+
+
+async def test_all_outputs_count_committed_partitions_while_the_coordinator_waits_for_a_member(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 2)
+    await asyncio.to_thread(kafka_cluster.produce, topic, [(None, b"x", 0)] * 30 + [(None, b"x", 1)] * 10)
+    # an eager function: the busy member joins again only when its batch is done, and the other one waits for it
+    eager: dict[str, Any] = {"membership": "kafka", "assignor": "range", "auto_commit_interval_s": None}
+    busy, second = (Consumer(topic, brokers=kafka_cluster.bootstrap, group=group, **eager) for _ in range(2))
+    async with served(None, kafka_cluster.bootstrap, kafka_groups=[group]) as it, busy:
+        await wait_until_async(lambda: len(busy.assignment()) == 2, PATIENCE_S)
+        await busy.commit(dict.fromkeys(busy.assignment(), 1))
+        while await busy.getbatch(PATIENCE_S) is None:
+            pass
+
+        async def summary(**wanted: Any) -> Any:
+            groups = (await it.json("/api/groups"))["groups"]
+            return next((each for each in groups if each.items() >= wanted.items()), None)
+
+        await wait_until_async(lambda: summary(phase="stable", lag=38), PATIENCE_S, "the lag of the busy member")
+        joining = asyncio.ensure_future(second.start())
+        try:
+            waits = partial(summary, phase="rebalancing", members=2)
+            first = (await wait_until_async(waits, PATIENCE_S, "the wait for the busy member"))["measured_at"]
+
+            async def measured_twice() -> Any:  # the second time surely while it waits
+                found = await waits()
+                return found if found and found["measured_at"] > first else None
+
+            shown = await wait_until_async(measured_twice, PATIENCE_S, "a poll during the wait")
+            assert (shown["lag"], shown["unowned"]) == (38, 2)
+            text = (await it.request("/metrics")).body.decode()
+            sums: Counter[str] = Counter()
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    sums[sample.name] += sample.value
+            assert sums["allocator_group_lag"] == sums["kafka_consumergroup_lag"] == 38
+            assert sums["allocator_group_unowned_partitions"] == 2
+            report = await read_group(Access(None, brokers=kafka_cluster.bootstrap), group)
+            assert (report.phase, report.to_json()["lag"], len(report.unowned)) == ("rebalancing", 38, 2)
+            assert "0 of 2 partitions owned, lag 38" in report.headline()
+        finally:
+            joining.cancel()
+            await asyncio.wait({joining})
 
 
 async def test_commands_about_records_are_previewed_given_and_withdrawn(

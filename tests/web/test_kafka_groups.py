@@ -14,9 +14,9 @@ from urllib.parse import quote
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from allocator import Consumer, Kafka
+from allocator import Consumer, Kafka, KafkaGroupCommands
 from allocator.cli.access import Access
-from allocator.errors import GroupNameError
+from allocator.errors import ConfigError, GroupNameError
 from allocator.operate import read_group
 from allocator.operate.doctor import examine_clusters
 from allocator.operate.doctor.finding import COULD_NOT_LOOK
@@ -200,6 +200,16 @@ async def test_commands_about_records_are_previewed_given_and_withdrawn(
         assert (await post("commands/withdraw", pause))["withdrawn"] == [command["id"]]
         await wait_until_async(lambda: state.is_fetchable(one), PATIENCE_S, "the end of the pause")
         await wait_until_async(partial(commands, 0), PATIENCE_S, "no command on the page")
+        for offset in (0, 99):  # the log is empty: a record of either offset would come later
+            skip = {"kind": "skip", "arguments": {"partitions": {topic: "1"}, "offset": offset}}
+            for what in ("commands/preview", "commands/put"):
+                assert f"{topic}:1 has no records" in (await post(what, skip, 400))["error"]["message"]
+        async with KafkaGroupCommands(kafka_cluster.bootstrap, group) as operator:
+            with pytest.raises(ConfigError, match=f"offset 0 is outside the log: {topic}:0 has no records"):
+                await operator.skip(TopicPartition(topic, 0), 0)
+            report = await operator.pause([TopicPartition(topic, 2)])
+            assert report.why == f"the command waits for partitions that the cluster does not have: {topic}:2"
+            await operator.remove(report.command.id)
         again = await post("commands/put", pause)
         await post("commands/remove", {"ids": [again["command"]]})
         await wait_until_async(partial(commands, 0), PATIENCE_S, "no command on the page")

@@ -134,6 +134,13 @@ class WatchedGroup:
         return [*self.noted, *self.findings, *since]
 
     @property
+    def judged(self) -> bool:
+        """Whether the doctor has examined the newest state, or the group changes too fast or is hidden from it."""
+        if self.examined < 0:
+            return not self.seen or bool(self.report.state.hidden)
+        return self.examined == self.version["state"] or self.history.open is not None
+
+    @property
     def wrong(self) -> int:
         """The number of `problems` above INFO."""
         return sum(finding.severity > Severity.INFO for finding in self.problems)
@@ -281,7 +288,6 @@ class Watcher:
         *,
         only: str | None = None,
         interval_s: float = 5.0,
-        examine: bool = True,
         past: Callable[[str], Awaitable[Past]] | None = None,
         kafka_groups: Collection[str] = (),
     ) -> None:
@@ -297,7 +303,6 @@ class Watcher:
         self._access = access
         self._only = only
         self._interval_s = interval_s
-        self._doctor = examine
         self._waiters: set[asyncio.Event] = set()
         self._past = past
         self.log = EventLog()
@@ -409,8 +414,7 @@ class Watcher:
         work = {"kafka": self._watch_kafka, "zookeeper": self._watch_zookeeper}
         kept = {cluster: self._keep(cluster, work[cluster]) for cluster in self.clusters}
         kept["members"] = self._keep("members", self._look_for_members)
-        if self._doctor:
-            kept["doctor"] = self._keep("doctor", self._examine)
+        kept["doctor"] = self._keep("doctor", self._examine)
         await TaskGroup().run(kept.pop(self.source), **kept)
 
     async def _keep(self, what: str, work: Callable[[], Any]) -> None:

@@ -106,6 +106,10 @@ class OverviewJson(Response):
     read_only: bool
     clusters: list[ClusterJson]
     groups: list[SummaryJson]
+    absent: Annotated[
+        list[str],
+        described("Groups that the server was started for, and of which Kafka has neither members nor offsets."),
+    ]
     problems: list[str]
 
 

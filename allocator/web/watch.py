@@ -327,6 +327,13 @@ class Watcher:
         """The clusters that the watcher polls."""
         return tuple(sorted({self.source, *(() if self._access.brokers is None else ("kafka",))}))
 
+    @property
+    def absent(self) -> list[str]:
+        """The names among `kafka_groups` of which neither cluster has members or offsets."""
+        if not self.ready or not self.polls or "kafka" in self.problems:
+            return []
+        return sorted(set(self._kafka_groups) - self.groups.keys())
+
     def subscribe(self) -> asyncio.Event:
         """Returns an event that each change sets. Call `unsubscribe` at the end."""
         event = asyncio.Event()
@@ -484,8 +491,9 @@ class Watcher:
         access = self._access
         assert access.brokers is not None
         async with access.cluster() as client:
+            known = {name: group.report.state for name, group in self.groups.items() if self.in_kafka(name)}
             coordinated = [
-                KafkaGroupWatch(name, client, access.brokers, access.security, self._known_in_kafka(name), self._learn)
+                KafkaGroupWatch(name, client, access.brokers, access.security, known.get(name), self._learn)
                 for name in self._kafka_groups
             ]
             self.client = client
@@ -523,9 +531,6 @@ class Watcher:
         elif self.source == "kafka" or self._in_zookeeper is not None:
             await self._group(watch.name)
             self._learn(state)
-
-    def _known_in_kafka(self, name: str) -> Optional[GroupState]:
-        return self.groups[name].report.state if self.in_kafka(name) else None
 
     def in_kafka(self, name: str) -> bool:
         """Whether the state of the group comes from Kafka's coordinator."""

@@ -16,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from allocator import Consumer, Kafka, KafkaGroupCommands
 from allocator.cli.access import Access
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import ConfigError, GroupNameError
 from allocator.operate import read_group
 from allocator.operate.doctor import examine_clusters
@@ -23,7 +25,7 @@ from allocator.operate.doctor.finding import COULD_NOT_LOOK
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.testing.waiting import wait_until_async
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 from tests.inside import member_of
 from tests.web.served import BEARER, PATIENCE_S, Served, as_described, served
 
@@ -65,7 +67,9 @@ async def test_a_page_without_zookeeper_shows_members_moves_and_lag(
     await asyncio.to_thread(cluster.produce, unread, [(None, b"x", 0), (None, b"x", 1)])
     async with served(None, cluster.bootstrap, kafka_groups=[group, f"{group}-other"]) as it:
         await wait_until_async(lambda: it.watcher.ready, PATIENCE_S)
-        assert (await it.json("/api/groups"))["groups"] == [], "a group that Kafka does not know is not shown"
+        known = await it.json("/api/groups")
+        assert (known["groups"], known["absent"]) == ([], [group, f"{group}-other"]), "of which Kafka has nothing"
+        assert "neither members nor offsets" in (await it.request(f"/api/groups/{group}")).body.decode()
         assert (await it.request("/health/ready")).code == 200
         async with member(cluster, group, topic, "one") as one:
             await wait_until_async(lambda: len(one.assignment()) == 4, PATIENCE_S)
@@ -115,6 +119,26 @@ async def test_a_page_without_zookeeper_shows_members_moves_and_lag(
             assert ("allocator_group_generation", group) not in samples
         # the coordinator keeps an empty group, because it has offsets
         await wait_until_async(lambda: not it.watcher.groups[group].report.state.members, PATIENCE_S)
+
+
+@pytest.mark.parametrize("with_zookeeper", [False, True], ids=["brokers alone", "and ZooKeeper"])
+async def test_a_group_that_has_offsets_and_never_had_members_is_shown(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, with_zookeeper: bool
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    await asyncio.to_thread(kafka_cluster.produce, topic, [(None, b"x", 0)] * 5)
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        await GroupOffsets(client, group).commit({TopicPartition(topic, 0): OffsetAndMetadata(2, "", -1)})
+    zookeeper = kafka_cluster.zookeeper if with_zookeeper else None
+    async with served(zookeeper, kafka_cluster.bootstrap, kafka_groups=[group, f"{group}-other"]) as it:
+
+        async def shown() -> Any:
+            found = await it.json("/api/groups")
+            own = [each for each in found["groups"] if each["group"] == group and each["measured_at"] is not None]
+            return (found, own[0]) if own else None
+
+        found, own = await wait_until_async(shown, PATIENCE_S, "the group without members")
+        assert (own["lag"], own["partitions"], found["absent"]) == (3, 1, [f"{group}-other"])
 
 
 async def test_all_outputs_count_committed_partitions_while_the_coordinator_waits_for_a_member(

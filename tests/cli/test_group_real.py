@@ -180,7 +180,8 @@ async def test_offsets_go_to_a_file_and_back(shell: Shell, tmp_path: Path) -> No
     assert [(each["partition"], each["to"]) for each in done["partitions"]] == list(kept.items())
     assert await shell.committed() == {**kept, 1: 10}
     for text, fault in (
-        (f"{shell.topic},0,11\n", "is outside the log"),
+        (f"{shell.topic},1,5\n{shell.topic},0,11\n", f"line 2, offset 11: {shell.topic}:0 has 0 to 10"),
+        (f"{shell.topic},9,1\n", f"partition {shell.topic}:9 does not exist"),
         (f"{shell.topic},0,1\n{shell.topic},0,2\n", "line 2: .* comes twice"),
         (f"{shell.topic},0\n", "line 1: .* is not TOPIC,PARTITION,OFFSET"),
         ("", "has no offsets"),

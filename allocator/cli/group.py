@@ -173,6 +173,8 @@ def delete_command(name: str, keep_offsets: bool, execute: bool, access: Access,
         click.echo(plain(f"--execute would be refused: there are {len(found.members)} members: {found.some_members}"))
     elif found.paused:
         click.echo("--execute would be refused: the group is paused, and its services wait")
+    elif found.offsets_refused:
+        click.echo(f"--execute would be refused: {found.offsets_refused}")
 
 
 class _ShowByDefault(click.Group):

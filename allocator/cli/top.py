@@ -73,7 +73,7 @@ def _watcher(access: Access, chosen: Optional[str], interval_s: float) -> Watche
     from allocator.web import Watcher
 
     in_kafka = [] if access.brokers is None or chosen is None else [chosen]
-    return Watcher(access, interval_s=interval_s, examine=False, kafka_groups=in_kafka)
+    return Watcher(access, interval_s=interval_s, kafka_groups=in_kafka)
 
 
 async def _once(watcher: Watcher, access: Access, chosen: Optional[str], interval_s: float, as_json: bool) -> None:
@@ -106,6 +106,12 @@ async def _print_frame(
         # a rate needs two measurements
         await watcher.until(
             lambda: "kafka" in watcher.problems or all(g.version["lag"] > 1 for g in watcher.groups.values()),
+            access.timeout_s + interval_s,
+        )
+    if not watcher.problems:
+        # the doctor finds out how severe the problems are
+        await watcher.until(
+            lambda: bool(watcher.problems) or all(g.judged for g in watcher.groups.values()),
             access.timeout_s + interval_s,
         )
     if as_json:

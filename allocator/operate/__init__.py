@@ -33,13 +33,7 @@ if TYPE_CHECKING:
     from allocator.operate.group_report import Coordinated, GroupReport, GroupState, Lag, Logs, name_of
     from allocator.operate.kafka_describe import kafka_group
     from allocator.operate.liveness import MembersAlive, live_members, refuse_members
-    from allocator.operate.offset_changes import (
-        check_members_known,
-        copy_within,
-        execute_reset,
-        plan_reset,
-        read_partitions,
-    )
+    from allocator.operate.offset_changes import check_members_known, copy_within, execute_reset, plan_reset
     from allocator.operate.reset_plan import (
         SEEK_TARGETS,
         TARGETS,
@@ -71,7 +65,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "group_report": "Coordinated GroupReport GroupState Lag Logs name_of",
             "kafka_describe": "kafka_group",
             "liveness": "MembersAlive live_members refuse_members",
-            "offset_changes": "check_members_known copy_within execute_reset plan_reset read_partitions",
+            "offset_changes": "check_members_known copy_within execute_reset plan_reset",
             "command_report": "COMMAND_STATES CommandReport command_reports",
             "reset_plan": "SEEK_TARGETS TARGETS ResetPlan parse_partitions parse_target parse_topics read_offsets",
             "shell_command": "ShellCommand",

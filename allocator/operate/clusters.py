@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -74,12 +74,14 @@ class Clusters:
             await zk.close()
 
     @contextlib.asynccontextmanager
-    async def cluster(self) -> AsyncIterator[KafkaClient]:
+    async def cluster(self, topics: Optional[Collection[str]] = None) -> AsyncIterator[KafkaClient]:
+        """Yields a client with the metadata of these topics; None: of all that this user may describe."""
         client = KafkaClient(self.need_brokers(), security=self.security, request_timeout_s=self.timeout_s)
         await client.connect(self.timeout_s)
         try:
-            client.follow_all()
-            await client.refresh()
+            if topics is None:
+                client.follow_all()
+            await client.refresh(topics)
             yield client
         finally:
             await client.close()

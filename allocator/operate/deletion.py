@@ -1,8 +1,9 @@
 """Deletes a group without members: its znodes, and its committed offsets in Kafka.
 
-Guarantee: a group with members keeps its znodes. One transaction deletes them all. It fails if a member has joined
-since the listing, because ZooKeeper does not delete a znode that has children. Kafka's coordinator refuses to delete a
-group with members of its own protocols. Protocol: DeleteGroups (KIP-229, from Kafka 1.1 on).
+Guarantee: a group with members keeps its znodes. One transaction deletes all except the topmost one. It fails if a
+member has joined since the listing, because ZooKeeper does not delete a znode that has children. The topmost znode goes
+after the offsets, so that the same call finishes a deletion that failed in between. Kafka's coordinator refuses to
+delete a group with members of its own protocols. Protocol: DeleteGroups (KIP-229, from Kafka 1.1 on).
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 from kafka.protocol.admin import DeleteGroupsRequest
 
 from allocator.core.client import Coordinator, ErrorCode, KafkaClient, for_code
 from allocator.core.offsets import GroupOffsets
-from allocator.errors import AllocatorError, ConfigError
+from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.operate.clusters import Clusters
 from allocator.operate.group_report import listed
+from allocator.operate.kafka_describe import may_delete
 from allocator.operate.liveness import MembersAlive, live_members, refuse_members
+from allocator.operate.shell_command import ShellCommand
 from allocator.protocols.zookeeper import (
     ClusterChoice,
     ConnectionLost,
@@ -34,6 +37,10 @@ from allocator.protocols.zookeeper import (
 )
 
 TRIES = 3  # attempts. Higher: tolerates more changes during the deletion; lower: fails sooner
+NO_RIGHT = (
+    "this user may not delete the committed offsets: grant it the right DELETE on the group, or keep the offsets "
+    "(--keep-offsets)"
+)
 OLD_BROKERS = "brokers before Kafka 1.1 cannot delete offsets; they expire after offsets.retention.minutes"
 
 
@@ -60,6 +67,8 @@ class GroupRemains:
     """Number of partitions with a committed offset in Kafka; None without brokers."""
     offsets_stay: str = ""
     """Why the committed offsets stay; "" if the deletion includes them."""
+    offsets_refused: str = ""
+    """Why Kafka would refuse to delete the offsets; "" if it would not, or if brokers before 2.3 do not tell."""
     paused: bool = False
     """Whether the group is paused, so that its services wait in no list of members."""
     brokers: Optional[str] = None
@@ -68,6 +77,11 @@ class GroupRemains:
     @property
     def some_members(self) -> str:
         return listed(self.members)
+
+    @property
+    def with_offsets(self) -> bool:
+        """Whether the deletion deletes committed offsets."""
+        return bool(self.committed) and not self.offsets_stay
 
     def to_json(self, *, executed: bool) -> dict[str, Any]:
         """Returns the fields for JSON: "members_alive" lists the names; "znodes" and "committed" are numbers."""
@@ -97,7 +111,10 @@ async def remains(
         stay = "--keep-offsets was given"
     if not (members or znodes or committed):
         raise NothingToDelete(f"there are neither znodes of group {group!r} under {root} nor offsets in Kafka")
-    return GroupRemains(group, tuple(members), tuple(znodes), committed, stay, choice.frozen, choice.brokers)
+    found = GroupRemains(group, tuple(members), tuple(znodes), committed, stay, "", choice.frozen, choice.brokers)
+    if client is not None and found.with_offsets and not await may_delete(client, group):
+        found = replace(found, offsets_refused=NO_RIGHT)
+    return found
 
 
 async def delete(clusters: Clusters, group: str, *, keep_offsets: bool = False, execute: bool = False) -> GroupRemains:
@@ -120,28 +137,64 @@ async def delete_group(
 ) -> GroupRemains:
     """Deletes the znodes and the committed offsets of a group, and returns them.
 
-    Raises MembersAlive or GroupPaused and deletes nothing if the group has members, or is paused. The znodes go first:
-    if a member joins at the same time, then either the deletion fails, or the member still finds the committed offsets.
+    Raises MembersAlive or GroupPaused and deletes nothing if the group has members, or is paused. Also deletes nothing
+    if the coordinator says that this user may not delete the offsets. Any later error says what was deleted.
+
+    The znodes go first: if a member joins at the same time, then either the deletion fails, or the member still finds
+    the committed offsets.
     """
     for attempt in range(TRIES):
         found = await remains(zk, client, group, root, keep_offsets=keep_offsets)
-        refuse_members(found.members, group)
+        refuse_members(found.members, group, why="because a deletion removes what they work with")
         if found.paused:
             raise GroupPaused(
                 f"group {group!r} is paused: its services wait, and would join again with the brokers in their own "
                 "settings. Resume it on the page, or finish or roll back its cutover. Nothing was changed"
             )
+        if found.offsets_refused:
+            raise BrokerError(
+                f"group {group!r}: {found.offsets_refused}. Nothing was changed",
+                code=ErrorCode.GROUP_AUTHORIZATION_FAILED,
+                retriable=False,
+            )
+        first = found.znodes[:-1] if found.with_offsets else found.znodes
         try:
-            if zk is not None and found.znodes:
-                await zk.multi([Op("delete", path) for path in found.znodes])
+            if zk is not None and first:
+                await zk.multi([Op("delete", path) for path in first])
             break
         # a znode was created or deleted after the listing: a member joined, or another client deletes the group too
         except ZooKeeperError as error:
             if attempt == TRIES - 1 or isinstance(error, ConnectionLost):
                 raise
-    if client is not None and found.committed and not found.offsets_stay:
-        await _delete_offsets(client, found)
+    if client is not None and found.with_offsets:
+        try:
+            await _delete_offsets(client, found)
+        except BrokerError as error:
+            raise BrokerError(f"{error}. {_half_done(found)}", code=error.code, retriable=error.retriable) from error
+        if zk is not None and found.znodes:
+            await _delete_topmost(zk, found.znodes[-1])
     return found
+
+
+async def _delete_topmost(zk: ZooKeeperClient, path: str) -> None:
+    """Deletes the group's topmost znode, unless a member has created the group again meanwhile."""
+    with contextlib.suppress(NoZnode):
+        try:
+            await zk.delete(path)
+        except ZooKeeperError:
+            if not await zk.get_children(path):
+                raise
+
+
+def _half_done(found: GroupRemains) -> str:
+    """Returns what a deletion has changed whose offsets stay, and how to finish it."""
+    if not found.znodes:
+        return "Nothing was changed"
+    again = ShellCommand.of("allocator group delete", found.group, execute=True)
+    return (
+        f"The {len(found.znodes)} znodes of the group were deleted, except the topmost one; the committed offsets of "
+        f"{found.committed} partitions stay. `{again}` with the same options deletes the rest"
+    )
 
 
 async def _tree(zk: ZooKeeperClient, path: str) -> tuple[list[str], list[str]]:
@@ -173,7 +226,9 @@ async def _delete_offsets(client: KafkaClient, found: GroupRemains) -> None:
         if code in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
             return
         if code == ErrorCode.NON_EMPTY_GROUP:
-            raise MembersAlive(f"a member joined group {found.group!r} in Kafka during the deletion; its offsets stay")
+            raise MembersAlive(
+                f"a member joined group {found.group!r} in Kafka during the deletion. {_half_done(found)}"
+            )
         error = for_code(code, f"group {found.group!r}")
         if not error.retriable or time.monotonic() > deadline:
             raise error

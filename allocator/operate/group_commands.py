@@ -36,7 +36,7 @@ NOT_OURS = (
     "assigns the partitions, so such commands have no effect"
 )
 
-Check = Callable[[Command], Awaitable[None]]
+Check = Callable[[Command], Awaitable[str]]
 WITHDRAWN_BY_PARTITION = tuple(kind.name for kind in KINDS.values() if "partitions" in kind.arguments and not kind.once)
 
 
@@ -49,7 +49,8 @@ async def no_group(zk: ZooKeeperClient, group: str, root: str) -> CommandRefused
 class CommandsFromOutside:
     """The operator commands of one group, which `GroupCommands` describes. Subclasses read the members of the group.
 
-    `check` is called with each command before it is written, and raises ConfigError to refuse it.
+    `check` is called with each command before it is written. It returns a note for the operator, or raises an error to
+    refuse the command.
     """
 
     def __init__(
@@ -265,14 +266,14 @@ class CommandsFromOutside:
         """Writes the command that `make` returns for the present ones, and calls it again if others write meanwhile."""
         members, command = await self._members(), make(await self._commands.read())
         # a group of resources has no topics, and a resource may have any name
-        if members and all(info.pattern != ANY_TOPIC for info in members.values()):
+        of_topics = all(info.pattern != ANY_TOPIC for info in members.values())
+        if members and of_topics:
             for topic in {topic for topic, _ in command.partitions}:
                 check_topic(topic)
         kind = KINDS.get(command.kind)
         if members and kind is not None and kind.acts == "owner" and unknown_to_all(command, members):
             raise CommandRefused(f"no member of the group {self._group!r} executes {command.kind!r} commands")
-        if self._check is not None:
-            await self._check(command)
+        note = "" if self._check is None or not of_topics else await self._check(command)
 
         def put(commands: Commands) -> Commands:
             nonlocal command
@@ -281,9 +282,8 @@ class CommandsFromOutside:
 
         await self._commands.change(put)
         _, pending = counting([command], members, {})
-        if pending:
-            return CommandReport(command, *pending[command.id])
-        return CommandReport(command, "given", "" if members else "the group has no member")
+        state, why = pending.get(command.id, ("given", "" if members else "the group has no member"))
+        return CommandReport(command, state, "; ".join(filter(None, (why, note))))
 
     async def _withdraw(
         self,

@@ -38,6 +38,10 @@ class Coordinated:
         """Whether the group has no members of any kind. Those of Kafka Connect or Kafka Streams are not shown."""
         return self.state in ("Empty", "Dead", "")
 
+    @property
+    def stable(self) -> bool:
+        return self.state == "Stable"
+
 
 @dataclass(frozen=True)
 class GroupState:
@@ -238,13 +242,22 @@ class GroupReport:
 
     @cached_property
     def current(self) -> list[TopicPartition]:
-        """The partitions that the group reads now; without members, all partitions with a committed offset.
+        """The partitions that the group reads now; also all with a committed offset if the subscriptions are unknown.
 
         A group also keeps the committed offsets of topics that its members no longer subscribe to.
         """
-        if not self.state.members:
-            return self.partitions
-        return sorted(self._to_read)
+        return sorted(self._to_read) if self._subscriptions_known else self.partitions
+
+    @cached_property
+    def _subscriptions_known(self) -> bool:
+        """False without members, and while Kafka's coordinator rebalances a group of its classic protocol.
+
+        Until such a rebalance ends, the coordinator reports members without topics and partitions.
+        """
+        coordinated, members = self.state.coordinated, self.state.members.values()
+        if not members or coordinated is None or coordinated.stable:
+            return bool(members)
+        return all(info.topics for info in members)
 
     @cached_property
     def _to_read(self) -> frozenset[TopicPartition]:
@@ -257,10 +270,10 @@ class GroupReport:
 
     @cached_property
     def unowned(self) -> list[TopicPartition]:
-        """Partitions of the subscriptions or the assignment without an owner."""
+        """The partitions in `current` without an owner; none without members."""
         if not self.state.members:
             return []
-        return sorted(self._to_read - set(self.state.owners))
+        return sorted(set(self.current) - set(self.state.owners))
 
     @cached_property
     def left_out(self) -> list[TopicPartition]:
@@ -311,7 +324,7 @@ class GroupReport:
         if not self.state.members:
             return "paused" if self.state.paused else "unknown" if self._may_hide_members else "empty"
         if self.state.coordinated is not None:
-            return "stable" if self.state.coordinated.state == "Stable" else "rebalancing"
+            return "stable" if self.state.coordinated.stable else "rebalancing"
         document = self.state.document
         moving = document is not None and (document.waiting or document.promised)
         return "rebalancing" if moving or len(self.unowned) > len(self.left_out) else "stable"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from kafka.admin import ACLOperation
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeGroupsRequest, ListGroupsRequest
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
@@ -28,6 +29,7 @@ HAS_API_VERSIONS = (0, 10)  # the first broker version that knows ApiVersions
 NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions require the name of the client software
 AT_ONCE = 20  # concurrent requests to brokers
 BROKER_S = 5.0  # limit for one response. Higher: waits longer for a hanging broker; lower: a busy broker counts as dead
+TELLS_OPERATIONS = 3  # the first version of DescribeGroups with the operations that the user may do (Kafka 2.3)
 LISTS_STATES = 4  # the first version of ListGroups with the states of the groups
 WANTED_SETTINGS = [
     "group.min.session.timeout.ms",
@@ -130,6 +132,21 @@ async def kafka_group(client: KafkaClient, name: str) -> GroupState | None:
     if not members and not found.protocol_type:
         return None  # the group has offsets, but never had members in Kafka
     return _state(name, found.group_state, found.protocol_data or "", members, _classic_member)
+
+
+async def may_delete(client: KafkaClient, name: str) -> bool:
+    """Returns whether this user may delete the group. True if the coordinator does not tell. Raises BrokerError."""
+    deadline = time.monotonic() + client.request_timeout_s
+    coordinator = Coordinator(client, name, client.retry_backoff_s)
+    for request, since in (
+        (ConsumerGroupDescribeRequest(group_ids=[name], include_authorized_operations=True), 0),
+        (DescribeGroupsRequest(groups=[name], include_authorized_operations=True), TELLS_OPERATIONS),
+    ):
+        if (client.api_version(type(request)) or -1) >= since:
+            (found,) = (await coordinator.send(request, deadline)).groups
+            if not found.error_code:
+                return found.authorized_operations is None or ACLOperation.DELETE in found.authorized_operations
+    return True
 
 
 async def _of_another_type(

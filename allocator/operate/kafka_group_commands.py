@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from allocator.commands import OWNERS_KINDS, CommandKeeper
 from allocator.core.client import KafkaClient
 from allocator.core.settings import names_arguments
 from allocator.errors import CommandRefused
-from allocator.operate.group_commands import NOT_OURS, Check, CommandsFromOutside
+from allocator.operate.command_check import check_partitions
+from allocator.operate.group_commands import NOT_OURS, CommandsFromOutside
 from allocator.operate.group_report import GroupState
 from allocator.operate.kafka_describe import kafka_group
 from allocator.protocols import CommandTopic
@@ -19,15 +21,8 @@ from allocator.protocols import CommandTopic
 class CommandsOfKafkaGroup(CommandsFromOutside):
     """The operator commands of a group that uses Kafka's own protocols. The caller opens and closes the connection."""
 
-    def __init__(
-        self,
-        client: KafkaClient,
-        commands: CommandKeeper,
-        group: str,
-        who: str | None = None,
-        check: Check | None = None,
-    ) -> None:
-        super().__init__(commands, group, who, check)
+    def __init__(self, client: KafkaClient, commands: CommandKeeper, group: str, who: str | None = None) -> None:
+        super().__init__(commands, group, who, partial(check_partitions, client))
         self._client = client
 
     def _check_kind(self, kind: str) -> None:

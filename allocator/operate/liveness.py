@@ -68,13 +68,15 @@ async def members_of(clusters: Clusters, client: Optional[KafkaClient], group: s
         return await live_members(client, ensembles, group, clusters.root, clusters.timeout_s)
 
 
-def refuse_members(names: Sequence[str], group: str, done: str = "Nothing was changed") -> None:
+def refuse_members(
+    names: Sequence[str],
+    group: str,
+    done: str = "Nothing was changed",
+    why: str = "because they would commit their own offsets over the new ones",
+) -> None:
     """Raises MembersAlive if there are any. `done` ends the message: what has been changed."""
     if names:
-        raise MembersAlive(
-            f"group {group!r} has members: {listed(names)}; stop them first, because they would commit their own "
-            f"offsets over the new ones. {done}"
-        )
+        raise MembersAlive(f"group {group!r} has members: {listed(names)}; stop them first, {why}. {done}")
 
 
 async def _in_kafka(client: KafkaClient, group: str, patience_s: float) -> GroupState | None:

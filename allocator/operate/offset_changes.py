@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, Optional
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
-from allocator.core.client import KafkaClient, list_offsets
-from allocator.errors import ConfigError, TopicNotFound
+from allocator.core.client import ErrorCode, KafkaClient, list_offsets
+from allocator.errors import ConfigError, TopicAuthorizationFailed, TopicNotFound
 from allocator.operate.clusters import Clusters
 from allocator.operate.committed import commit_where_kept, fetch_committed
 from allocator.operate.group_reader import NoSuchGroup, describe_anywhere, list_groups, read_logs, subscribed
-from allocator.operate.group_report import Logs, name_of
+from allocator.operate.group_report import Logs, listed, name_of
 from allocator.operate.layouts import old_layouts
 from allocator.operate.liveness import members_of, refuse_members
 from allocator.operate.reset_plan import ResetPlan, Target, parse_topics
@@ -77,48 +77,50 @@ async def _plan(
         if topics:
             raise ConfigError("the file names the partitions; omit --topic")
         single = frozenset(target)
-    unknown = sorted({topic for topic in (*chosen, *(p.topic for p in single)) if client.partitions(topic) is None})
-    if unknown:
-        raise TopicNotFound(unknown)
-    missing = sorted(p for p in single if p.partition not in (client.partitions(p.topic) or ()))
-    if missing:
-        raise ConfigError(f"{', '.join(map(name_of, missing))} do not exist")
+    refuse_missing(client, single, chosen)
     if not topics and not single:
         assigned = state.assigned if state is not None else ()
         chosen = frozenset(p.topic for p in (*committed, *assigned, *subscribed(state, client)))
     wanted = single.union(TopicPartition(topic, p) for topic in chosen for p in client.partitions(topic) or ())
     if not wanted:
         raise NoSuchGroup(f"group {group!r} has neither offsets nor an assignment: correct its name, or give --topic")
-    logs = await _all_logs(client, wanted, committed)
+    logs = await all_logs(client, wanted, committed)
     alive = await members_of(clusters, client, group)
-    return ResetPlan.make(group, target, logs, await _times(client, target, wanted), alive)
+    return ResetPlan.make(group, target, logs, await offsets_at(client, target, wanted), alive)
 
 
-async def read_partitions(
-    clusters: Clusters, group: str, partitions: Collection[TopicPartition], target: Optional[Target] = None
-) -> tuple[Logs, Mapping[TopicPartition, int]]:
-    """Returns the logs of these partitions with the group's offsets, and the offsets of a seek to `target`.
+def refuse_missing(client: KafkaClient, partitions: Collection[TopicPartition], topics: Iterable[str] = ()) -> None:
+    """Raises an error that names topics or partitions that do not exist, or a topic that this user may not describe."""
+    unknown = sorted({topic for topic in (*topics, *(p.topic for p in partitions)) if client.partitions(topic) is None})
+    for topic in unknown:
+        if client.metadata.errors.get(topic) == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            raise TopicAuthorizationFailed(topic, "describe")
+    if unknown:
+        raise TopicNotFound(unknown)
+    missing = missing_of(client, partitions)
+    if missing:
+        names = listed(list(map(name_of, missing)))
+        raise ConfigError(
+            f"partition {names} does not exist" if len(missing) == 1 else f"partitions {names} do not exist"
+        )
 
-    Raises ConfigError if a leader does not respond, and for an offset outside a log.
-    """
-    async with clusters.cluster() as client:
-        committed = await fetch_committed(client, group, partitions)
-        logs = await _all_logs(client, partitions, committed)
-        if target is None:
-            return logs, {}
-        return logs, ResetPlan.make(group, target, logs, await _times(client, target, partitions)).after
+
+def missing_of(client: KafkaClient, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Returns the partitions that the client's metadata does not have, sorted."""
+    return sorted(p for p in partitions if p.partition not in (client.partitions(p.topic) or ()))
 
 
-async def _all_logs(
+async def all_logs(
     client: KafkaClient, wanted: Collection[TopicPartition], committed: Mapping[Any, OffsetAndMetadata]
 ) -> Logs:
+    """Returns the logs of these partitions. Raises ConfigError if one cannot be read."""
     logs = await read_logs(client, wanted, committed)
     if set(logs.end) != set(wanted):
         raise ConfigError(f"not all partitions can be read, so there is no plan: {'; '.join(logs.problems)}")
     return logs
 
 
-async def _times(
+async def offsets_at(
     client: KafkaClient, target: Target, wanted: Collection[TopicPartition]
 ) -> dict[TopicPartition, int | None]:
     """Returns the offsets at the time of a target "timestamp:..."; {} for another target."""

@@ -11,6 +11,7 @@ from typing import Any, Optional, Union
 
 from allocator.core.aio import milliseconds, wall_ms
 from allocator.core.settings import check_topic
+from allocator.core.text import shown
 from allocator.errors import ConfigError
 from allocator.operate.group_report import Logs, listed, name_of
 from allocator.types import TopicPartition
@@ -21,6 +22,7 @@ Target = Union[str, int, Mapping[TopicPartition, int]]
 
 SEEK_TARGETS = "earliest, latest, an offset, ago:90m, timestamp:MILLISECONDS, or a time such as 2026-01-31T12:00:00Z"
 TARGETS = f"shift:-100, {SEEK_TARGETS}"
+DIGITS = 6  # of a partition number
 _AGO = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -44,9 +46,17 @@ def parse_target(text: str, *, relative: bool = True) -> str | int:
         raise ConfigError(f"{text!r} is not {TARGETS if relative else SEEK_TARGETS} ({error})") from None
 
 
-def read_offsets(path: Path) -> dict[TopicPartition, int]:
+class OffsetsInFile(dict[TopicPartition, int]):
+    """The offsets in a file. `places` names the file and the line of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[TopicPartition, str] = {}
+
+
+def read_offsets(path: Path) -> OffsetsInFile:
     """Reads a CSV file with lines TOPIC,PARTITION,OFFSET, as Kafka's own tool exports them. Raises ConfigError."""
-    found: dict[TopicPartition, int] = {}
+    found = OffsetsInFile()
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, ValueError) as error:
@@ -61,6 +71,7 @@ def read_offsets(path: Path) -> dict[TopicPartition, int]:
         if partition in found:
             raise ConfigError(f"{path}, line {number}: {name_of(partition)} comes twice")
         found[partition] = int(row[2])
+        found.places[partition] = f"{path}, line {number}, "
     if not found:
         raise ConfigError(f"{path} has no offsets: write lines TOPIC,PARTITION,OFFSET")
     return found
@@ -71,9 +82,11 @@ def parse_partitions(text: str) -> frozenset[TopicPartition]:
     found: set[TopicPartition] = set()
     for part in text.split():
         topic, colon, ranges = part.rpartition(":")
-        runs = [re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", run) for run in ranges.split(",")]
+        runs = [re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", run) for run in ranges.split(",")]
         if not colon or not all(runs):
             raise ConfigError(f"{part!r} does not name partitions; write topic:0 or topic:0-3,7")
+        if any(len(number) > DIGITS for number in re.findall("[0-9]+", ranges)):
+            raise ConfigError(f"{shown(part)} names a partition above {10**DIGITS - 1}, which is the limit")
         check_topic(topic)
         for run in runs:
             assert run is not None
@@ -124,6 +137,7 @@ class ResetPlan:
         """
         after: dict[TopicPartition, int] = {}
         outside = []
+        places = target.places if isinstance(target, OffsetsInFile) else {}
         for partition, end in sorted(logs.end.items()):
             start = logs.start[partition]
             if target == "earliest":
@@ -140,10 +154,11 @@ class ResetPlan:
             else:
                 after[partition] = wanted = target if isinstance(target, int) else target[partition]
                 if not start <= wanted <= end:
-                    outside.append(f"{name_of(partition)} has {start} to {end}")
+                    place = "" if isinstance(target, int) else f"{places.get(partition, '')}offset {wanted}: "
+                    outside.append(f"{place}{name_of(partition)} has {start} to {end}")
         if outside:
-            offset = target if isinstance(target, int) else "in the file"
-            raise ConfigError(f"offset {offset} is outside the log: {listed(outside)}")
+            what = f"offset {target} is" if isinstance(target, int) else "offsets are"
+            raise ConfigError(f"{what} outside the log: {listed(outside)}")
         before = {p: logs.committed[p].offset if p in logs.committed else None for p in after}
         return cls(group, before, after, tuple(alive))
 

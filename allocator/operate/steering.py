@@ -16,15 +16,17 @@ from allocator.commands import Command, CommandKeeper, Commands
 from allocator.core.settings import Whole, check_keywords
 from allocator.errors import CommandRefused, ConfigError
 from allocator.operate.clusters import Clusters
+from allocator.operate.command_check import check_command
 from allocator.operate.command_report import CommandReport
+from allocator.operate.committed import fetch_committed
 from allocator.operate.group_commands import NOT_OURS, CommandsFromOutside, CommandsOfGroup, no_group
-from allocator.operate.group_reader import describe, measure, subscribed
+from allocator.operate.group_reader import describe, measure, read_logs, subscribed
 from allocator.operate.group_report import GroupReport, GroupState, Logs
 from allocator.operate.kafka_describe import kafka_group
 from allocator.operate.kafka_group_commands import CommandsOfKafkaGroup
 from allocator.operate.layouts import old_layouts
-from allocator.operate.offset_changes import read_partitions
-from allocator.operate.reset_plan import parse_target
+from allocator.operate.offset_changes import offsets_at
+from allocator.operate.reset_plan import ResetPlan, parse_target
 from allocator.operate.what_if import GroupPlan, Scenario, plan_of
 from allocator.protocols import CommandTopic, commands_topic
 from allocator.protocols.zookeeper import CommandStore, Paths, ZooKeeperClient
@@ -84,13 +86,13 @@ async def steered(
     """
     if by_leader and clusters.zookeeper is None:
         raise CommandRefused(NOT_FOUND)
-    check = partial(check_seek, clusters, name)
     async with AsyncExitStack() as stack:
         zk = None if clusters.zookeeper is None else await stack.enter_async_context(clusters.ensemble())
         state = None if zk is None else await describe(zk, name, clusters.root)
         if (state is None or not state.members) and clusters.brokers is not None:
-            client = await stack.enter_async_context(clusters.cluster())
-            found, topic = await kafka_group(client, name), commands_topic(name)
+            topic = commands_topic(name)
+            client = await stack.enter_async_context(clusters.cluster([] if topic is None else [topic]))
+            found = await kafka_group(client, name)
             exists = topic is not None and client.partitions(topic) is not None
             if by_leader and found is not None and found.members:
                 raise CommandRefused(f"group {name!r} uses one of Kafka's group protocols. {NOT_OURS}")
@@ -99,7 +101,7 @@ async def steered(
                     clusters.brokers, name, security=clusters.security, create=create, timeout_s=clusters.timeout_s
                 )
                 rehearsal = Rehearsal(kept)
-                in_topic = CommandsOfKafkaGroup(client, rehearsal if rehearse else kept, name, who, check)
+                in_topic = CommandsOfKafkaGroup(client, rehearsal if rehearse else kept, name, who)
                 yield Steered(in_topic, found, None, None if exists else topic, rehearsal)
                 return
         if zk is None:
@@ -115,21 +117,8 @@ async def steered(
             raise CommandRefused(f"{await no_group(zk, name, clusters.root)}. {NOT_OURS}")
         paths = Paths(clusters.root, name)
         rehearsal = Rehearsal(CommandStore(zk, paths))
-        commands = CommandsOfGroup(zk, paths, who, rehearsal if rehearse else None, check)
+        commands = CommandsOfGroup(zk, paths, who, rehearsal if rehearse else None, partial(check_command, clusters))
         yield Steered(commands, state, zk, None, rehearsal)
-
-
-async def check_seek(clusters: Clusters, group: str, command: Command) -> None:
-    """Raises ConfigError for a seek to an offset that a log does not have. The owner would seek to the log's end."""
-    target = parse_target(command.arguments["to"]) if command.kind == "seek" else None
-    if not isinstance(target, int):
-        return
-    if clusters.brokers is None:
-        raise ConfigError(
-            f"offset {target} cannot be checked against the log, because no brokers were named: give --brokers or "
-            "--config"
-        )
-    await read_partitions(clusters, group, command.partitions, target)
 
 
 async def give(clusters: Clusters, name: str, act: Act, who: Optional[str] = None, **options: bool) -> Any:
@@ -164,7 +153,11 @@ async def previewed(clusters: Clusters, name: str, act: Act) -> Preview:
     if clusters.brokers is not None:
         command = given.command
         target = parse_target(command.arguments["to"]) if command.kind == "seek" else None
-        logs, places = await read_partitions(clusters, name, command.partitions, target)
+        async with clusters.cluster({p.topic for p in command.partitions}) as client:
+            logs = await read_logs(client, command.partitions, await fetch_committed(client, name, command.partitions))
+            if target is not None:
+                times = await offsets_at(client, target, command.partitions)
+                places = ResetPlan.make(name, target, logs, times).after
     report = GroupReport(found.state or GroupState(name, {}, {}, None), logs)
     return Preview(given, report, places, found.creates)
 

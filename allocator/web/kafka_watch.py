@@ -10,6 +10,7 @@ from typing import Any, Optional
 from allocator.commands import Commands
 from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient
+from allocator.core.offsets import GroupOffsets
 from allocator.errors import AllocatorError
 from allocator.operate import Coordinated, GroupState, kafka_group
 from allocator.protocols import CommandTopic
@@ -38,18 +39,23 @@ class KafkaGroupWatch:
         self._commands = Commands() if known is None else known.commands
 
     async def poll(self) -> Optional[GroupState]:
-        """Returns the present state; None if Kafka has never reported members of the group.
+        """Returns the present state; None if Kafka has neither members nor offsets of the group.
 
         If the coordinator refuses or does not respond, returns the last known state with that problem.
         """
         try:
-            self._state = await kafka_group(self._client, self.name)
+            self._state = await kafka_group(self._client, self.name) or await self._without_members()
         except AllocatorError as error:
             if self._state is None and error.retriable:
                 return None  # the broker may have just started
             known = self._state or GroupState(self.name, {}, {}, None, coordinated=Coordinated("", ""))
             self._state = replace(known, problems=(f"the members are not known: {error}",))
         return self._with_commands()
+
+    async def _without_members(self) -> Optional[GroupState]:
+        """Returns the state of a group that has only offsets, which the coordinator does not describe; None without."""
+        offsets = await GroupOffsets(self._client, self.name, timeout_s=self._client.request_timeout_s).fetch(None)
+        return GroupState(self.name, {}, {}, None, coordinated=Coordinated("Empty", "")) if offsets else None
 
     async def follow_commands(self) -> None:
         """Fetches new commands until cancelled."""

@@ -106,6 +106,10 @@ class OverviewJson(Response):
     read_only: bool
     clusters: list[ClusterJson]
     groups: list[SummaryJson]
+    absent: Annotated[
+        list[str],
+        described("Groups that the server was started for, and of which Kafka has neither members nor offsets."),
+    ]
     problems: list[str]
 
 
@@ -505,6 +509,9 @@ class DeletedJson(Response):
     znodes: Count
     committed: Annotated[MaybeCount, described("Partitions with a committed offset in Kafka.")]
     offsets_stay: Annotated[str, described("Why the offsets are kept; empty if they are deleted.")]
+    offsets_refused: Annotated[
+        str, described("Why Kafka would refuse to delete the offsets; then nothing is deleted. Empty if it would not.")
+    ]
     paused: Annotated[bool, described("Whether the group is paused: then its services wait, and it is not deleted.")]
     brokers: Annotated[Optional[str], described("The cluster choice that is deleted with the group.")]
 

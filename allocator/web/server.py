@@ -256,7 +256,8 @@ class PageHandler(web.RequestHandler):
         async with self.watching() as watcher:
             group = watcher.groups.get(name)
             if group is None or not group.seen:
-                raise Refused(404, f"group {shown(name)} is not known", retriable=not watcher.ready)
+                what = "has neither members nor offsets in Kafka" if name in watcher.absent else "is not known"
+                raise Refused(404, f"group {shown(name)} {what}", retriable=not watcher.ready)
             return group
 
     def letters(self) -> LetterDesk:

@@ -27,6 +27,7 @@ def overview(watcher: Watcher, read_only: bool) -> dict[str, Any]:
         "read_only": read_only,
         "clusters": clusters(watcher),
         "groups": _figures(watcher),
+        "absent": watcher.absent,
         "problems": [f"{what} does not respond: {why}" for what, why in sorted(watcher.problems.items())],
     }
 

@@ -134,6 +134,13 @@ class WatchedGroup:
         return [*self.noted, *self.findings, *since]
 
     @property
+    def judged(self) -> bool:
+        """Whether the doctor has examined the newest state, or the group changes too fast or is hidden from it."""
+        if self.examined < 0:
+            return not self.seen or bool(self.report.state.hidden)
+        return self.examined == self.version["state"] or self.history.open is not None
+
+    @property
     def wrong(self) -> int:
         """The number of `problems` above INFO."""
         return sum(finding.severity > Severity.INFO for finding in self.problems)
@@ -281,7 +288,6 @@ class Watcher:
         *,
         only: str | None = None,
         interval_s: float = 5.0,
-        examine: bool = True,
         past: Callable[[str], Awaitable[Past]] | None = None,
         kafka_groups: Collection[str] = (),
     ) -> None:
@@ -297,7 +303,6 @@ class Watcher:
         self._access = access
         self._only = only
         self._interval_s = interval_s
-        self._doctor = examine
         self._waiters: set[asyncio.Event] = set()
         self._past = past
         self.log = EventLog()
@@ -321,6 +326,13 @@ class Watcher:
     def clusters(self) -> tuple[str, ...]:
         """The clusters that the watcher polls."""
         return tuple(sorted({self.source, *(() if self._access.brokers is None else ("kafka",))}))
+
+    @property
+    def absent(self) -> list[str]:
+        """The names among `kafka_groups` of which neither cluster has members or offsets."""
+        if not self.ready or not self.polls or "kafka" in self.problems:
+            return []
+        return sorted(set(self._kafka_groups) - self.groups.keys())
 
     def subscribe(self) -> asyncio.Event:
         """Returns an event that each change sets. Call `unsubscribe` at the end."""
@@ -409,8 +421,7 @@ class Watcher:
         work = {"kafka": self._watch_kafka, "zookeeper": self._watch_zookeeper}
         kept = {cluster: self._keep(cluster, work[cluster]) for cluster in self.clusters}
         kept["members"] = self._keep("members", self._look_for_members)
-        if self._doctor:
-            kept["doctor"] = self._keep("doctor", self._examine)
+        kept["doctor"] = self._keep("doctor", self._examine)
         await TaskGroup().run(kept.pop(self.source), **kept)
 
     async def _keep(self, what: str, work: Callable[[], Any]) -> None:
@@ -480,8 +491,9 @@ class Watcher:
         access = self._access
         assert access.brokers is not None
         async with access.cluster() as client:
+            known = {name: group.report.state for name, group in self.groups.items() if self.in_kafka(name)}
             coordinated = [
-                KafkaGroupWatch(name, client, access.brokers, access.security, self._known_in_kafka(name), self._learn)
+                KafkaGroupWatch(name, client, access.brokers, access.security, known.get(name), self._learn)
                 for name in self._kafka_groups
             ]
             self.client = client
@@ -519,9 +531,6 @@ class Watcher:
         elif self.source == "kafka" or self._in_zookeeper is not None:
             await self._group(watch.name)
             self._learn(state)
-
-    def _known_in_kafka(self, name: str) -> Optional[GroupState]:
-        return self.groups[name].report.state if self.in_kafka(name) else None
 
     def in_kafka(self, name: str) -> bool:
         """Whether the state of the group comes from Kafka's coordinator."""

@@ -49,6 +49,7 @@ def test_the_command_line_has_every_kind_of_command_with_the_text_of_its_declara
     [
         (["cordon", "billing", "m", "--brokers", "127.0.0.1:1"], "such commands have no effect", 1),
         (["pin", "billing", "t", "m", "--zookeeper", "127.0.0.1:1"], "write topic:0 or topic:0-3,7", 2),
+        (["pause", "billing", "t:0-1000000000", "--zookeeper", "127.0.0.1:1"], "a partition above 999999, which is", 2),
         (["freeze", "billing", "--expires", "soon", "--zookeeper", "127.0.0.1:1"], "such as 30m, 2h or 1d", 2),
         (["plan", "billing", "--apply", "--zookeeper", "127.0.0.1:1"], "must consist of them", 2),
         (["plan", "billing", "--add", "a=0", "--zookeeper", "127.0.0.1:1"], "--add: weight = 0: must be", 2),

@@ -180,7 +180,8 @@ async def test_offsets_go_to_a_file_and_back(shell: Shell, tmp_path: Path) -> No
     assert [(each["partition"], each["to"]) for each in done["partitions"]] == list(kept.items())
     assert await shell.committed() == {**kept, 1: 10}
     for text, fault in (
-        (f"{shell.topic},0,11\n", "is outside the log"),
+        (f"{shell.topic},1,5\n{shell.topic},0,11\n", f"line 2, offset 11: {shell.topic}:0 has 0 to 10"),
+        (f"{shell.topic},9,1\n", f"partition {shell.topic}:9 does not exist"),
         (f"{shell.topic},0,1\n{shell.topic},0,2\n", "line 2: .* comes twice"),
         (f"{shell.topic},0\n", "line 1: .* is not TOPIC,PARTITION,OFFSET"),
         ("", "has no offsets"),
@@ -383,6 +384,37 @@ async def test_a_group_of_kafkas_own_protocol_is_shown_as_its_coordinator_has_it
     code, out, err = await run("delete", shell.group, "--execute")
     assert code == 0, err
     assert await shell.committed() == {}
+
+
+async def test_commands_about_what_the_cluster_does_not_have_are_refused_or_say_so(shell: Shell) -> None:
+    topic, group = shell.topic, shell.group
+    wrong = {
+        ("skip", f"{topic}:0", "10"): f"offset 10 is outside the log: {topic}:0 has 0 to 9",  # a later record has it
+        ("skip", f"{topic}:7", "3"): f"partition {topic}:7 does not exist",
+        ("skip", f"x{topic}:0", "3"): f"the cluster has no topic 'x{topic}'",
+        ("seek", f"{topic}:1-4", "--to", "earliest"): f"partitions {topic}:3, {topic}:4 do not exist",
+    }
+    waits = f"the command waits for partitions that the cluster does not have: {topic}:3"
+    async with shell.consumer(client_id="one"):
+        for (kind, *words), why in wrong.items():
+            for options in ([], ["--dry-run"]):
+                code, _, err = await shell.run(kind, group, *words, *options)
+                assert (code > 0, why in err) == (True, True), err
+        assert (await shell.json("commands", group))["commands"] == []
+        assert (await shell.run("skip", group, f"{topic}:0", "9"))[0] == 0
+        for kind, *words in (("quarantine",), ("pause",), ("pin", "one")):
+            code, _, err = await shell.run(kind, group, f"{topic}:2-3", *words)
+            assert (code, waits in err) == (0, True), err
+        code, out, err = await shell.run("pause", group, f"{topic}:3", "--dry-run")
+        assert (code, waits in err) == (0, True), out + err
+        # the brokers may be the reason to pause
+        away = await asyncio.to_thread(
+            CliRunner().invoke, main, ["group", "pause", group, f"{topic}:0", "--timeout", "2", "--brokers"]
+            + ["127.0.0.1:1", "--zookeeper", shell.zookeeper],
+        )  # fmt: skip
+        assert (away.exit_code, "it is not known whether the partitions exist" in away.stderr) == (0, True), away.output
+        kinds = [each["kind"] for each in (await shell.json("commands", group))["commands"]]
+        assert kinds == ["skip", "quarantine", "pause", "pin", "pause"]
 
 
 async def test_members_under_kiels_paths_are_reported(shell: Shell) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -49,12 +51,21 @@ async def test_a_frame_json_and_a_terminal_show_a_group(
         assert re.search(r"the-only-one@\S+:[0-9]+#0 \(leads\)", out)
         assert f"{topic}:2" in out
 
-        code, out, err = await run_command("top", group, "--json", "--interval", "0.3", *where)
-        assert code == 0, err
-        shown_json = json.loads(out)
+        async def json_of(*words: str) -> Any:
+            _, out, err = await run_command(*words, group, "--json", "--interval", "0.3", *where)
+            assert not err
+            return json.loads(out)
+
+        shown_json = await json_of("top")
         assert [(each["group"], each["lag"], each["partitions"]) for each in shown_json["groups"]] == [(group, 50, 3)]
         assert [member["client_id"] for member in shown_json["group"]["members"]] == ["the-only-one"]
         assert shown_json["group"]["series"][-1]["consumed"] == 0
+
+        await consumer.commit(dict.fromkeys(consumer.assignment(), 60))  # beyond the end of the log
+        severities = Counter(each["severity"] for each in (await json_of("doctor"))["findings"])
+        assert severities["critical"] == 1
+        counted = (await json_of("top"))["groups"][0]["findings"]
+        assert {severity: count for severity, count in counted.items() if count} == severities
 
         code, out, _ = await run_command("top", group, "--once", *where[:-1], "127.0.0.1:1", "--timeout", "4")
         assert code == 1

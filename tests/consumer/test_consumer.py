@@ -8,7 +8,7 @@ import contextvars
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -247,6 +247,12 @@ async def test_the_reset_policy_sets_the_first_position(setting: Setting) -> Non
         assert await consumer.position(setting.partitions[0]) == 0
 
 
+async def made(call: Callable[[], Any]) -> Any:
+    """Makes a call that may be a coroutine's."""
+    result = call()
+    return await result if asyncio.iscoroutine(result) else result
+
+
 @through_zookeeper
 async def test_misuse_explains_itself(setting: Setting) -> None:
     consumer = setting.consumer()
@@ -262,6 +268,24 @@ async def test_misuse_explains_itself(setting: Setting) -> None:
         await asyncio.wait({reader})
         with pytest.raises(NotOwned, match="does not own"):
             await consumer.commit({TopicPartition("other", 0): 1})
+        own, wrong = setting.partitions[0], cast(Any, "x")
+        calls: dict[str, Callable[[], Any]] = {
+            "timeout_s is a number of seconds or None, not 'x'": lambda: consumer.getbatch(wrong),
+            "max_records is an int or None, not 'x'": lambda: consumer.getmany(0, wrong),
+            r"offsets are a dict by partition, such as .*, not \[Topic": lambda: consumer.commit(cast(Any, [own])),
+            "offsets are a dict by partition, .* not 'x'": lambda: consumer.commit_async(wrong),
+            "times are a dict by partition, .* not 'x'": lambda: consumer.offsets_for_times(wrong),
+            "may_act takes a record or a batch .* not 'x'": lambda: consumer.may_act(wrong),
+            "may_act takes a record or a batch .* not Topic": lambda: consumer.may_act(cast(Any, own)),
+            "a partition is a TopicPartition .* not 'x'": lambda: consumer.report_load(wrong, 1.0),
+            "a load is a finite number, .* not 'x'": lambda: consumer.report_load(own, wrong),
+            "partitions are a list of TopicPartition .* not 5": lambda: consumer.end_offsets(cast(Any, 5)),
+            "a topic name is a string, not 5": lambda: consumer.partitions_for_topic(cast(Any, 5)),
+        }
+        for why, call in calls.items():
+            with pytest.raises(TypeError, match=why):
+                await made(call)
+        assert await consumer.getbatch(float("nan")) is None, "as with no wait"
     with pytest.raises(Closed, match="is closed"):
         await consumer.getbatch(0)
     await consumer.close()

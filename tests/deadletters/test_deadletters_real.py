@@ -263,6 +263,11 @@ def test_commands_show_timestamps_of_any_unit(topics: Topics) -> None:
             assert text in done.output
 
 
+async def has_notes(topics: Topics) -> bool:
+    async with KafkaClient(topics.cluster.bootstrap) as client:
+        return f"{topics.dead}.settled" in await client.list_topics()
+
+
 async def test_letters_that_failed_too_often_or_have_no_origin_are_rejected(topics: Topics) -> None:
     orders = topics.orders
     letters = DeadLetterTopic(topics.dead, topics.cluster.bootstrap, "billing")
@@ -278,6 +283,10 @@ async def test_letters_that_failed_too_often_or_have_no_origin_are_rejected(topi
         assert "redriven 3 times before" in reasons[0]
         assert f"partition {orders}:9 does not exist" in reasons[1]
         assert "lack the original topic" in reasons[2]
+        assert (await found.discard(LetterFilter(error="no such error"), execute=True)).done == []
+        assert not await has_notes(topics), "no letter was settled"
+        assert len((await found.discard(LetterFilter(places=frozenset({(0, 2)})), execute=True)).done) == 1
+        assert await has_notes(topics)
         assert len((await found.redrive(max_redrives=4)).done) == 1
         assert await found.get(0, 99) is None
     with pytest.raises(TopicNotFound):

@@ -140,7 +140,7 @@ async def test_a_group_with_other_credentials_hides_no_other_group(zk_chroot: st
         assert "its ACL does not allow it" in found[hidden].unseen[0]
         assert (await observe(None, client=None, zookeepers=[operator], root=ROOT)).failed_checks == ()
 
-        watcher = Watcher(clusters, examine=False)
+        watcher = Watcher(clusters)
         watching = asyncio.ensure_future(watcher.run())
         stack.callback(watching.cancel)
         await watcher.until_ready(30)

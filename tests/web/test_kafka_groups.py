@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,16 +14,18 @@ from urllib.parse import quote
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from allocator import Consumer, Kafka
+from allocator import Consumer, Kafka, KafkaGroupCommands
 from allocator.cli.access import Access
-from allocator.errors import GroupNameError
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.errors import ConfigError, GroupNameError
 from allocator.operate import read_group
 from allocator.operate.doctor import examine_clusters
 from allocator.operate.doctor.finding import COULD_NOT_LOOK
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.testing.waiting import wait_until_async
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 from tests.inside import member_of
 from tests.web.served import BEARER, PATIENCE_S, Served, as_described, served
 
@@ -64,7 +67,9 @@ async def test_a_page_without_zookeeper_shows_members_moves_and_lag(
     await asyncio.to_thread(cluster.produce, unread, [(None, b"x", 0), (None, b"x", 1)])
     async with served(None, cluster.bootstrap, kafka_groups=[group, f"{group}-other"]) as it:
         await wait_until_async(lambda: it.watcher.ready, PATIENCE_S)
-        assert (await it.json("/api/groups"))["groups"] == [], "a group that Kafka does not know is not shown"
+        known = await it.json("/api/groups")
+        assert (known["groups"], known["absent"]) == ([], [group, f"{group}-other"]), "of which Kafka has nothing"
+        assert "neither members nor offsets" in (await it.request(f"/api/groups/{group}")).body.decode()
         assert (await it.request("/health/ready")).code == 200
         async with member(cluster, group, topic, "one") as one:
             await wait_until_async(lambda: len(one.assignment()) == 4, PATIENCE_S)
@@ -116,6 +121,71 @@ async def test_a_page_without_zookeeper_shows_members_moves_and_lag(
         await wait_until_async(lambda: not it.watcher.groups[group].report.state.members, PATIENCE_S)
 
 
+@pytest.mark.parametrize("with_zookeeper", [False, True], ids=["brokers alone", "and ZooKeeper"])
+async def test_a_group_that_has_offsets_and_never_had_members_is_shown(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, with_zookeeper: bool
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    await asyncio.to_thread(kafka_cluster.produce, topic, [(None, b"x", 0)] * 5)
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        await GroupOffsets(client, group).commit({TopicPartition(topic, 0): OffsetAndMetadata(2, "", -1)})
+    zookeeper = kafka_cluster.zookeeper if with_zookeeper else None
+    async with served(zookeeper, kafka_cluster.bootstrap, kafka_groups=[group, f"{group}-other"]) as it:
+
+        async def shown() -> Any:
+            found = await it.json("/api/groups")
+            own = [each for each in found["groups"] if each["group"] == group and each["measured_at"] is not None]
+            return (found, own[0]) if own else None
+
+        found, own = await wait_until_async(shown, PATIENCE_S, "the group without members")
+        assert (own["lag"], own["partitions"], found["absent"]) == (3, 1, [f"{group}-other"])
+
+
+async def test_all_outputs_count_committed_partitions_while_the_coordinator_waits_for_a_member(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 2)
+    await asyncio.to_thread(kafka_cluster.produce, topic, [(None, b"x", 0)] * 30 + [(None, b"x", 1)] * 10)
+    # an eager function: the busy member joins again only when its batch is done, and the other one waits for it
+    eager: dict[str, Any] = {"membership": "kafka", "assignor": "range", "auto_commit_interval_s": None}
+    busy, second = (Consumer(topic, brokers=kafka_cluster.bootstrap, group=group, **eager) for _ in range(2))
+    async with served(None, kafka_cluster.bootstrap, kafka_groups=[group]) as it, busy:
+        await wait_until_async(lambda: len(busy.assignment()) == 2, PATIENCE_S)
+        await busy.commit(dict.fromkeys(busy.assignment(), 1))
+        while await busy.getbatch(PATIENCE_S) is None:
+            pass
+
+        async def summary(**wanted: Any) -> Any:
+            groups = (await it.json("/api/groups"))["groups"]
+            return next((each for each in groups if each.items() >= wanted.items()), None)
+
+        await wait_until_async(lambda: summary(phase="stable", lag=38), PATIENCE_S, "the lag of the busy member")
+        joining = asyncio.ensure_future(second.start())
+        try:
+            waits = partial(summary, phase="rebalancing", members=2)
+            first = (await wait_until_async(waits, PATIENCE_S, "the wait for the busy member"))["measured_at"]
+
+            async def measured_twice() -> Any:  # the second time surely while it waits
+                found = await waits()
+                return found if found and found["measured_at"] > first else None
+
+            shown = await wait_until_async(measured_twice, PATIENCE_S, "a poll during the wait")
+            assert (shown["lag"], shown["unowned"]) == (38, 2)
+            text = (await it.request("/metrics")).body.decode()
+            sums: Counter[str] = Counter()
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    sums[sample.name] += sample.value
+            assert sums["allocator_group_lag"] == sums["kafka_consumergroup_lag"] == 38
+            assert sums["allocator_group_unowned_partitions"] == 2
+            report = await read_group(Access(None, brokers=kafka_cluster.bootstrap), group)
+            assert (report.phase, report.to_json()["lag"], len(report.unowned)) == ("rebalancing", 38, 2)
+            assert "0 of 2 partitions owned, lag 38" in report.headline()
+        finally:
+            joining.cancel()
+            await asyncio.wait({joining})
+
+
 async def test_commands_about_records_are_previewed_given_and_withdrawn(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
@@ -154,6 +224,16 @@ async def test_commands_about_records_are_previewed_given_and_withdrawn(
         assert (await post("commands/withdraw", pause))["withdrawn"] == [command["id"]]
         await wait_until_async(lambda: state.is_fetchable(one), PATIENCE_S, "the end of the pause")
         await wait_until_async(partial(commands, 0), PATIENCE_S, "no command on the page")
+        for offset in (0, 99):  # the log is empty: a record of either offset would come later
+            skip = {"kind": "skip", "arguments": {"partitions": {topic: "1"}, "offset": offset}}
+            for what in ("commands/preview", "commands/put"):
+                assert f"{topic}:1 has no records" in (await post(what, skip, 400))["error"]["message"]
+        async with KafkaGroupCommands(kafka_cluster.bootstrap, group) as operator:
+            with pytest.raises(ConfigError, match=f"offset 0 is outside the log: {topic}:0 has no records"):
+                await operator.skip(TopicPartition(topic, 0), 0)
+            report = await operator.pause([TopicPartition(topic, 2)])
+            assert report.why == f"the command waits for partitions that the cluster does not have: {topic}:2"
+            await operator.remove(report.command.id)
         again = await post("commands/put", pause)
         await post("commands/remove", {"ids": [again["command"]]})
         await wait_until_async(partial(commands, 0), PATIENCE_S, "no command on the page")

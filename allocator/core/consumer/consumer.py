@@ -17,7 +17,14 @@ from allocator.core.consumer.reading import Reading
 from allocator.core.consumer.sink import OffsetSink
 from allocator.core.errors import Closed, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch, deserialized
-from allocator.core.settings.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
+from allocator.core.settings.arguments import (
+    BY_PARTITION,
+    as_offset,
+    as_offsets,
+    as_partition,
+    as_partitions,
+    as_topics,
+)
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.loss import RecordsLost, as_written, listed
 from allocator.core.subscription.partition import TopicPartitionState
@@ -264,9 +271,14 @@ class ConsumerBase:
         the next call; the group uses its mean over ten minutes. It has no effect for a partition that this member does
         not own. Raises ValueError for a number that is not finite or below 0.
         """
-        if not 0 <= load < float("inf"):
+        partition = as_partition(partition)
+        try:
+            is_load = 0 <= load < float("inf")
+        except TypeError:
+            raise TypeError(f"a load is a finite number, at least 0, not {shown(load)}") from None
+        if not is_load:
             raise ValueError(f"load = {load!r}: must be a finite number, at least 0")
-        self._member.load.reported[TopicPartition(*partition)] = float(load)
+        self._member.load.reported[partition] = float(load)
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
@@ -460,12 +472,19 @@ class ConsumerBase:
             if not may_act and self._reading.may_be_asked():
                 member.state.reader.refuse_all()
             return may_act
-        holds = [hold] if hold is not None and hold.is_of(record) else member.state.holds_of(record)
-        if holds:  # of another call, or a thread lacks the context of this one
-            may_act = member.membership.may_act()
-            return False not in [each.answer(record, may_act and not each.has_outlived) for each in holds]
-        tenure = member.state.assignment.get(TopicPartition(record.topic, record.partition))
-        return tenure is not None and tenure.fence == record.fence and member.membership.may_act()
+        try:
+            holds = [hold] if hold is not None and hold.is_of(record) else member.state.holds_of(record)
+            if holds:  # of another call, or a thread lacks the context of this one
+                may_act = member.membership.may_act()
+                return False not in [each.answer(record, may_act and not each.has_outlived) for each in holds]
+            tenure = member.state.assignment.get(TopicPartition(record.topic, record.partition))
+            return tenure is not None and tenure.fence == record.fence and member.membership.may_act()
+        except AttributeError:
+            if isinstance(record, (Record, Batch)):
+                raise
+            raise TypeError(
+                f"may_act takes a record or a batch as this consumer delivered it, or nothing, not {shown(record)}"
+            ) from None
 
     async def until_may_act(self) -> None:
         """Returns once `may_act` is true for the record or batch of the handler's call, or for all records in hand.
@@ -541,6 +560,7 @@ class ConsumerBase:
         The topic need not be subscribed, and is not created. Raises BrokersUnavailable.
         """
         self._must_be_started()
+        (topic,) = as_topics((topic,))
         await self._member.client.refresh([topic])
         found = self._member.client.partitions(topic)
         return None if found is None else set(found)
@@ -573,7 +593,10 @@ class ConsumerBase:
         Raises ConfigError (a ValueError) for a time below 0 or of more than 63 bits, and the same errors as
         `beginning_offsets`.
         """
-        at = {as_partition(partition): time for partition, time in timestamps.items()}
+        try:
+            at = {as_partition(partition): time for partition, time in timestamps.items()}
+        except AttributeError:
+            raise TypeError(f"times are {BY_PARTITION}, not {shown(timestamps)}") from None
         for (topic, number), time in at.items():
             if not isinstance(time, int) or isinstance(time, bool) or not 0 <= time <= LAST_OFFSET:
                 raise ConfigError(f"{topic}:{number}: a time is in milliseconds since the epoch, not {time!r}")

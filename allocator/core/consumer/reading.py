@@ -16,6 +16,7 @@ from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.loading import Loading
 from allocator.core.fetch.undecodable import EndOfDelivered
 from allocator.core.subscription.partition import TopicPartitionState
+from allocator.core.text.quoting import shown
 from allocator.core.types import Deserializer, Record, TopicPartition
 
 # marks the current task, and the tasks that it starts, as the reader of each `Reading`
@@ -125,7 +126,11 @@ class Reading:
                 self._keep(None)
 
     async def many(self, timeout_s: float | None, max_records: int | None) -> dict[TopicPartition, list[Record]]:
-        if max_records is not None and max_records < 1:
+        try:
+            is_valid = max_records is None or max_records >= 1
+        except TypeError:
+            raise TypeError(f"max_records is an int or None, not {shown(max_records)}") from None
+        if not is_valid:
             raise ConfigError(f"max_records must be at least 1, not {max_records!r}")
         found: dict[TopicPartition, list[Record]] = {}
         count = 0
@@ -206,7 +211,10 @@ class Reading:
 
     async def _take(self, timeout_s: float | None) -> Batch | None:
         """Returns the rest of the current batch or the next batch; None after the timeout."""
-        end = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            end = None if timeout_s is None else time.monotonic() + timeout_s
+        except TypeError:
+            raise TypeError(f"timeout_s is a number of seconds or None, not {shown(timeout_s)}") from None
         error, self._next_error = self._next_error, None
         if error is not None and self._member.fetcher.lasts(error):
             raise error
@@ -227,7 +235,7 @@ class Reading:
             elif self._member.may_deliver and (self._loading.over or self._loading.load(self._rest)):
                 return self._rest
             left = None if end is None else end - time.monotonic()
-            if left is not None and left <= 0:
+            if left is not None and not left > 0:  # also for a timeout that is no number (nan)
                 return None
             # every event that may end this wait calls `Fetcher.wake`
             await self._member.news(left)

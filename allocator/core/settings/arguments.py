@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from allocator.core.text.quoting import shown
 from allocator.core.types import OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
+
+BY_PARTITION = "a dict by partition, such as {TopicPartition('orders', 0): 1204}"
 
 
 def as_topics(given: tuple[Any, ...]) -> tuple[str, ...]:
@@ -31,6 +34,8 @@ def as_partitions(given: Iterable[PartitionLike | Iterable[PartitionLike]]) -> t
 
     Raises TypeError.
     """
+    if not isinstance(given, Iterable):
+        raise TypeError(f"partitions are a list of TopicPartition or of tuples (topic, number), not {shown(given)}")
     found: list[TopicPartition] = []
     for each in given:
         several = isinstance(each, Iterable) and not isinstance(each, str) and not _is_partition(each)
@@ -56,7 +61,11 @@ def as_offset(given: Any) -> OffsetAndMetadata:
 
 def as_offsets(given: Mapping[PartitionKey, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
     """Converts offsets by partition. Raises TypeError."""
-    return {as_partition(partition): as_offset(offset) for partition, offset in given.items()}
+    try:
+        items = given.items()
+    except AttributeError:
+        raise TypeError(f"offsets are {BY_PARTITION}, not {shown(given)}") from None
+    return {as_partition(partition): as_offset(offset) for partition, offset in items}
 
 
 def _is_partition(given: Any) -> bool:

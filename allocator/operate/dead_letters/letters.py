@@ -218,7 +218,6 @@ class DeadLetterQueue:
         writer = TransactionalWriter(self._client, f"allocator-deadletters-{self.topic}")
         outcome = Outcome()
         if execute:
-            await self._prepare()
             # before the read of the notes, because it fences other processes that write notes
             await writer.open()
         pace = _Pace(rate)
@@ -269,6 +268,7 @@ class DeadLetterQueue:
             await self._write_fitting(writer, letters[half:], note, original, outcome)
 
     async def _write(self, writer: TransactionalWriter, letters: list[Letter], note: Settled, original: Any) -> None:
+        await self._prepare()
         note = note._replace(at_ms=wall_ms())
         records: dict[TopicPartition, list[NewRecord]] = defaultdict(list)
         for letter in letters:
@@ -282,8 +282,9 @@ class DeadLetterQueue:
         log.info("%s: %d letters %s", self.topic, len(letters), note.action)
 
     async def _prepare(self) -> None:
-        """Creates the topic of the notes. It is compacted, so that no note expires before its letter."""
-        await self._client.refresh([self.settled_topic])
+        """Creates the missing topic of the notes. It is compacted, so that no note expires before its letter."""
+        if self._client.partitions(self.settled_topic) is None:
+            await self._client.refresh([self.settled_topic])
         if self._client.partitions(self.settled_topic) is None:
             await create_topic(self._client, self.settled_topic, 1, REPLICATION, {"cleanup.policy": "compact"})
 

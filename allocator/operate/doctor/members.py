@@ -209,13 +209,14 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
     unowned = set(after.report.unowned) - without
     unowned &= set(before.report.unowned) if before.report is not None else set()  # moving partitions have no owner
     if unowned:
+        logs = "the logs of its members" if state.leader is None else f"the log of leader {state.name_of(state.leader)}"
         yield Finding(
             "unowned-partitions",
             Severity.CRITICAL,
             f"{len(unowned)} partitions have no owner",
             names(unowned),
             "Nobody processes their records, and their lag grows.",
-            f"Check the other findings about this group, and the log of leader {state.name_of(state.leader or '')}.",
+            f"Check the other findings about this group, and {logs}.",
             ShellCommand.of("allocator group describe", group),
         )
     earlier = {} if before.state is None else _claimed_twice(before.state)

@@ -61,7 +61,11 @@ export const sum = (rows) => {
   return parts.length ? `${parts.join("; ")}.` : "No offset would change.";
 };
 const refusal = (found) =>
-  found.members_alive.length ? ` It would be refused: ${plural(found.members_alive.length, "member")}.` : "";
+  found.members_alive.length
+    ? ` It would be refused: ${plural(found.members_alive.length, "member")}.`
+    : found.offsets_refused
+      ? ` It would be refused: ${found.offsets_refused}.`
+      : "";
 
 // A change of the group: `says()` returns what it would do, `work()` does it
 const ask = (words, about, inputs, says, work, close = null) => {

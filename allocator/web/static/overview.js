@@ -134,7 +134,8 @@ export const overview = (route, query) => {
   });
   const title = element("h2", { tabindex: "-1" }, "Groups"),
     count = element("p", { class: "muted", role: "status" });
-  const empty = element("p", { class: "empty" });
+  const empty = element("p", { class: "empty" }),
+    missing = element("p", { class: "muted", role: "status" });
   const filters = filterRow(route, query, () => update(), "part of a name", {
     state: ["State", STATES],
     findings: ["Findings", WRONG],
@@ -143,10 +144,11 @@ export const overview = (route, query) => {
     if (!state.overview) {
       empty.hidden = false;
       empty.textContent = "Waiting for the first response.";
+      missing.hidden = true;
       table.node.hidden = filters.hidden = true;
       return;
     }
-    const { groups, ready, problems } = state.overview,
+    const { groups, ready, problems, absent } = state.overview,
       { q = "", state: phase = "", findings = "" } = route.query;
     const shown = groups.filter(
       (g) =>
@@ -154,6 +156,8 @@ export const overview = (route, query) => {
         (!phase || phaseOf(g) === phase) &&
         (!findings || g.findings.critical || (findings === "warning" && g.findings.warning)),
     );
+    missing.hidden = !absent.length;
+    missing.textContent = `Kafka has neither members nor offsets of ${absent.join(", ")}. Check the name, if its members have run before.`;
     empty.hidden = groups.length > 0;
     table.node.hidden = filters.hidden = !groups.length;
     empty.textContent = ready
@@ -174,6 +178,7 @@ export const overview = (route, query) => {
       { class: "view", "data-from": "zookeeper" },
       element("div", { class: "title" }, title, count),
       filters,
+      missing,
       empty,
       table.node,
     ),

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Optional
 
 from allocator.core.client import KafkaClient, list_offsets
-from allocator.errors import ConfigError, TopicNotFound
+from allocator.errors import ConfigError
 from allocator.operate.clusters import Clusters
 from allocator.operate.committed import commit_where_kept, fetch_committed
 from allocator.operate.group_reader import NoSuchGroup, describe_anywhere, list_groups, read_logs, subscribed
@@ -79,7 +79,7 @@ async def _plan(
         single = frozenset(target)
     unknown = sorted({topic for topic in (*chosen, *(p.topic for p in single)) if client.partitions(topic) is None})
     if unknown:
-        raise TopicNotFound(unknown)
+        raise await client.absence(unknown, "describe")
     missing = sorted(p for p in single if p.partition not in (client.partitions(p.topic) or ()))
     if missing:
         raise ConfigError(f"{', '.join(map(name_of, missing))} do not exist")

@@ -49,14 +49,13 @@ def record(file: str, access: Access, topics: tuple[str, ...], limit: int, as_js
 
 async def _read(access: Access, topics: tuple[str, ...], limit: int) -> Recording:
     from allocator.core.fetch import RangeReader
-    from allocator.errors import TopicNotFound
     from allocator.types import TopicPartition
 
     async with access.cluster() as client:
         counts = {topic: len(client.partitions(topic) or ()) for topic in topics}
         missing = [topic for topic, count in counts.items() if not count]
         if missing:
-            raise TopicNotFound(missing)
+            raise await client.absence(missing)
         every = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
         reader = RangeReader(client)
         bounds = await reader.bounds(every)

@@ -148,8 +148,9 @@ class ConsumerGroup:
         self._tracker = tracker = GenerationTracker()
         client = client_of(self.config)
         try:
-            await tracker.unless_stopped(client.connect(self.config.connect_timeout_s))
             client.follow(self.config.topics)
+            await tracker.unless_stopped(client.connect(self.config.connect_timeout_s))
+            client.refuse_hidden(self.config.topics, "read")
             kind = KafkaGenerations if self.config.membership == "kafka" else ZooKeeperGenerations
             member: GenerationSource = kind(self.config, client, tracker)
             joining = asyncio.get_running_loop().create_task(member.join(), name="join")
@@ -260,6 +261,7 @@ class ConsumerGroup:
         while True:
             try:
                 await client.refresh([topic])
+                client.refuse_hidden([topic])
             except AllocatorError as error:
                 # keeps the membership, because heartbeats use other connections
                 log.warning("%s: the partitions of %s cannot be read: %s", self.config.group, topic, error)

@@ -10,19 +10,20 @@ import contextlib
 import difflib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Optional
 
+from kafka.protocol.consumer import HeartbeatRequest
 from tornado.netutil import bind_sockets
 
 from allocator.core.aio import within
-from allocator.core.client import KafkaClient
+from allocator.core.client import Coordinator, ErrorCode, KafkaClient, for_code
 from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import address_text, parse_address, topic_pattern
 from allocator.core.text import plain, some_of
 from allocator.daemon.config import Config
-from allocator.errors import AllocatorError, ConfigError
+from allocator.errors import AllocatorError, ConfigError, TopicAuthorizationFailed
 from allocator.handlers import RetryPlan
 from allocator.operate import GroupState, ShellCommand, describe
 from allocator.protocols.zookeeper import EnsembleOptions, NoChroot, ZooKeeperClient
@@ -156,6 +157,7 @@ async def _cluster(config: Config, add: Callable[[Check], None]) -> None:
         await client.connect(config.group.connect_timeout_s)
         client.follow_all()
         await _settled(config, client)
+        refused = await _refusals(config, client)
     except AllocatorError as error:
         await client.close()
         add(Check("Kafka cluster", False, str(error), "check kafka.brokers, security_protocol and the credentials"))
@@ -163,11 +165,12 @@ async def _cluster(config: Config, add: Callable[[Check], None]) -> None:
     try:
         version = ".".join(map(str, client.broker_version))
         add(Check("Kafka cluster", True, f"{len(client.brokers)} brokers, version {version} or newer"))
-        for check in _topics(config, client):
+        for check in _topics(config, client, refused):
             add(check)
         what = "group coordinator"
         try:
             committed = await GroupOffsets(client, config.group.name).fetch(None)
+            await _check_group(client, config.group.name)
         except AllocatorError as error:
             add(Check(what, False, str(error), "allow this user to describe and read the group, or correct group.name"))
         else:
@@ -177,16 +180,45 @@ async def _cluster(config: Config, add: Callable[[Check], None]) -> None:
         await client.close()
 
 
+async def _check_group(client: KafkaClient, group: str) -> None:
+    """Raises BrokerError if this user may not join the group, or commit its offsets."""
+    if client.api_version(HeartbeatRequest) is None:
+        return  # Kafka 0.8
+    # the coordinator checks the right first, and then refuses the heartbeat of a member that it does not know
+    heartbeat = HeartbeatRequest(group_id=group, generation_id=-1, member_id="", group_instance_id=None, max_version=4)
+    coordinator = Coordinator(client, group, client.retry_backoff_s)
+    response = await coordinator.send(heartbeat, time.monotonic() + client.request_timeout_s)
+    if response.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED:
+        raise for_code(response.error_code, f"group {group!r}")
+
+
+async def _refusals(config: Config, client: KafkaClient) -> dict[str, TopicAuthorizationFailed]:
+    """Returns the right that this user lacks on each topic."""
+    notes, pattern = _notes(config), config.group.pattern
+    matches = [] if pattern is None else filter(topic_pattern(pattern).matches, client.topics())
+    reads = {*(config.group.topics or ()), *matches, *notes} - {config.handler.dead_letter_topic}
+    return {**await client.refusals(notes, "write"), **await client.refusals(reads, "read")}
+
+
+def _notes(config: Config) -> dict[str, str]:
+    """Returns the topics that the daemon writes, with what each is for."""
+    retries = RetryPlan.of(config.group.name, config.handler.retry_topics or ()).topics
+    notes = dict.fromkeys(retries, " (retries)")
+    if config.handler.dead_letter_topic is not None:
+        notes[config.handler.dead_letter_topic] = " (dead letters)"
+    return notes
+
+
 async def _settled(config: Config, client: KafkaClient) -> None:
     """Waits for topics that were just created, and for brokers that just started."""
     deadline = time.monotonic() + SETTLE_S
     await client.refresh()
-    while not all(check.ok for check in _topics(config, client)) and time.monotonic() < deadline:
+    while not all(check.ok for check in _topics(config, client, {})) and time.monotonic() < deadline:
         await asyncio.sleep(client.retry_backoff_s)
         await client.refresh()
 
 
-def _topics(config: Config, client: KafkaClient) -> Iterable[Check]:
+def _topics(config: Config, client: KafkaClient, refused: Mapping[str, AllocatorError]) -> Iterable[Check]:
     existing = client.topics()
     if config.group.pattern is not None:
         matches = sorted(filter(topic_pattern(config.group.pattern).matches, existing))
@@ -195,15 +227,14 @@ def _topics(config: Config, client: KafkaClient) -> Iterable[Check]:
             yield Check(what, True, f"{len(matches)}: {some_of(matches)}")
         else:
             yield Check(what, None, "no topic of the cluster matches", "correct group.pattern, or create the topics")
-    dead_letters = config.handler.dead_letter_topic
-    retries = RetryPlan.of(config.group.name, config.handler.retry_topics or ()).topics
-    notes = dict.fromkeys(retries, " (retries)")
-    if dead_letters is not None:
-        notes[dead_letters] = " (dead letters)"
-    for topic in (*(config.group.topics or ()), *notes):
+    notes = _notes(config)
+    for topic in dict.fromkeys((*(config.group.topics or ()), *notes, *refused)):
         what = f"topic {topic}" + notes.get(topic, "")
         numbers = client.partitions(topic)
-        if numbers is None and topic in retries and config.handler.create_retry_topics:
+        if topic in refused:
+            yield Check(what, False, *str(refused[topic]).split("; ", 1))
+            continue
+        if numbers is None and notes.get(topic) == " (retries)" and config.handler.create_retry_topics:
             yield Check(what, True, "created at the start")
             continue
         if numbers is None:

@@ -177,6 +177,7 @@ class RetryTopics:
         if producer.magic < 2:
             raise ConfigError("brokers before 0.11 have no record headers, which retry topics need; unset retry_topics")
         await client.refresh(self.plan.topics)
+        client.refuse_hidden(self.plan.topics, "read")
         missing = [topic for topic in self.plan.topics if client.partitions(topic) is None]
         if missing and not self._create_topics:
             raise ConfigError(

@@ -37,7 +37,7 @@ from allocator.migrate.positions import PartitionCopy, Target, Wait, target_lost
 from allocator.migrate.report import MirrorReport, Remedy, SourceLoss, Stop
 from allocator.migrate.source_watch import SourceWatch
 from allocator.migrate.takeover import MirrorClusters, find_targets_lost, take_over
-from allocator.migrate.topics import deletes_after, refuse_hidden
+from allocator.migrate.topics import deletes_after
 from allocator.migrate.translate import ends_of
 from allocator.producer import (
     SMALL_BYTES,
@@ -642,7 +642,7 @@ async def _leaderless(
         found.update(dict.fromkeys((each for each in left if client.leader(each) is None), wait))
         for topic in {each.topic for each in found}:
             try:
-                refuse_hidden(client, [topic])
+                client.refuse_hidden([topic])
             except TopicAuthorizationFailed as error:
                 stop(topic, Stop(str(error), Remedy.UNFIT))
                 found.update(dict.fromkeys((each for each in found if each.topic == topic), None))

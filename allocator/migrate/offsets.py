@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Optional
 
 from allocator._files import read_json, refuse_existing, write_json
 from allocator.core.text import partition_names
-from allocator.errors import AllocatorError, ConfigError, TopicNotFound
+from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate import translate
 from allocator.migrate.storage import OffsetStore, OpenOffsetStore
 from allocator.migrate.topics import TopicIds, same_topic
@@ -193,7 +193,7 @@ async def _plan(
         named = {*whole, *(each.topic for each in single)}
         unknown = sorted(topic for topic in named if old.client.partitions(topic) is None)
         if unknown:
-            raise TopicNotFound(unknown)
+            raise await old.client.absence(unknown, "describe")
         bare = sorted(single - set(committed))
         if bare:
             raise CopyRefused(f"{old} has no committed offset of {', '.join(map(name_of, bare[:5]))}: correct --topic")

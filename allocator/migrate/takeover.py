@@ -24,7 +24,7 @@ from allocator.migrate.offset_map import OffsetMap, Run, Switch
 from allocator.migrate.positions import Target, target_lost
 from allocator.migrate.report import Remedy, SourceLoss, Stop
 from allocator.migrate.tails import digest, match_tails, read_tails
-from allocator.migrate.topics import TopicIds, refuse_hidden, same_topic
+from allocator.migrate.topics import TopicIds, same_topic
 from allocator.migrate.translate import Ends, ends_of
 from allocator.operate import MembersAlive, live_members
 from allocator.protocols.zookeeper import ZooKeeperClient
@@ -142,6 +142,8 @@ async def take_over(
     sources, targets = await ends_of(clusters.old, wanted), await _replicated_ends(clusters.new, wanted)
     missing = {each.topic for each in wanted if each not in sources or each not in targets}
     if missing:
+        for client in (clusters.old, clusters.new):
+            client.refuse_hidden(missing)
         raise TopicNotFound(sorted(missing))
     epochs = {each: found.leader_epoch for each, found in stored.items()}
     logs = {each: Log(sources[each].start, committed.get(each), epochs.get(each, -1)) for each in wanted}
@@ -349,7 +351,7 @@ async def find_targets_lost(
     """Maps each partition whose new log lacks records below `kept` to the reason. `target_ids`: current ids of the new
     topics. Raises TopicAuthorizationFailed for topics that this user may not see."""
     ends = await _ends_beyond(new, {each: target.offset for each, target in kept.items()}, absent=None)
-    refuse_hidden(new, {each.topic for each, end in ends.items() if end is None})
+    new.refuse_hidden({each.topic for each, end in ends.items() if end is None})
     reasons = {each: target_lost(each, target, ends[each], target_ids[each.topic]) for each, target in kept.items()}
     return {each: reason for each, reason in reasons.items() if reason is not None}
 

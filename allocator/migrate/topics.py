@@ -11,10 +11,10 @@ from typing import Final
 
 from kafka.protocol.admin import DescribeConfigsRequest
 
-from allocator.core.client import ErrorCode, KafkaClient, describe_configs
+from allocator.core.client import KafkaClient, describe_configs
 from allocator.core.settings import address_text
 from allocator.core.text import parse_json, shown
-from allocator.errors import AllocatorError, ConfigError, TopicAuthorizationFailed
+from allocator.errors import AllocatorError, ConfigError
 from allocator.producer import add_partitions, create_topic
 from allocator.protocols.zookeeper import NoZnode, ZooKeeperClient
 
@@ -76,16 +76,6 @@ async def _from_zookeeper(ensemble: ZooKeeperClient, topic: str) -> dict[str, st
         raise ConfigError(f"/config/topics/{topic} of the old ZooKeeper cannot be read: {shown(data)}") from error
 
 
-def refuse_hidden(client: KafkaClient, topics: Iterable[str]) -> None:
-    """Raises TopicAuthorizationFailed for a topic that the brokers hide from this user, as if it did not exist.
-
-    The client's metadata must be new, and requested by topic.
-    """
-    for topic in topics:
-        if client.metadata.errors.get(topic) == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-            raise TopicAuthorizationFailed(topic, "describe")
-
-
 def carried(settings: Mapping[str, str], zstd: bool = True) -> dict[str, str]:
     """Returns the settings that the new topic gets too. `zstd`: whether its brokers know that codec."""
     return {
@@ -134,7 +124,7 @@ async def make_alike(
     await old.refresh(names)
     await new.refresh(names)
     for client in (old, new):
-        refuse_hidden(client, names)
+        client.refuse_hidden(names)
     counts = {name: len(old.partitions(name) or ()) for name in names}
     here = {name: len(new.partitions(name) or ()) for name in names}
     differences = [f"the old cluster has no topic {name!r}" for name in names if not counts[name]]

@@ -14,7 +14,7 @@ from allocator.errors import ConfigError
 from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.positions import Target, target_lost
 from allocator.migrate.tails import digest
-from allocator.migrate.topics import TopicIds, refuse_hidden
+from allocator.migrate.topics import TopicIds
 from allocator.types import IsolationLevel, Record, TopicPartition
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ async def by_map(
     await known.open()  # after reading the positions: a mirror writes the map before it commits
     ids = await TopicIds(old.client).of({each.topic for each in committed})
     ends = await ends_of(new.client, committed)
-    refuse_hidden(new.client, {each.topic for each in committed.keys() - ends.keys()})
+    new.client.refuse_hidden({each.topic for each in committed.keys() - ends.keys()})
     new_ids = await TopicIds(new.client).of({each.topic for each in committed})
     found = {}
     for each, offset in committed.items():

@@ -49,7 +49,7 @@ async def check_partitions(client: KafkaClient, command: Command) -> str:
         missing = missing_of(client, command.partitions)
         names = listed([name_of(partition) for partition in missing])
         return f"the command waits for partitions that the cluster does not have: {names}" if missing else ""
-    refuse_missing(client, command.partitions)
+    await refuse_missing(client, command.partitions)
     if command.kind == "skip":
         _refuse_outside(await all_logs(client, command.partitions, {}), command.arguments["offset"])
     elif isinstance(target := parse_target(command.arguments["to"]), int):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from allocator.core.client import ErrorCode, KafkaClient, list_offsets
-from allocator.errors import ConfigError, TopicAuthorizationFailed, TopicNotFound
+from allocator.core.client import KafkaClient, list_offsets
+from allocator.errors import ConfigError
 from allocator.operate.clusters import Clusters
 from allocator.operate.committed import commit_where_kept, fetch_committed
 from allocator.operate.group_reader import NoSuchGroup, describe_anywhere, list_groups, read_logs, subscribed
@@ -77,7 +77,7 @@ async def _plan(
         if topics:
             raise ConfigError("the file names the partitions; omit --topic")
         single = frozenset(target)
-    refuse_missing(client, single, chosen)
+    await refuse_missing(client, single, chosen)
     if not topics and not single:
         assigned = state.assigned if state is not None else ()
         chosen = frozenset(p.topic for p in (*committed, *assigned, *subscribed(state, client)))
@@ -89,14 +89,13 @@ async def _plan(
     return ResetPlan.make(group, target, logs, await offsets_at(client, target, wanted), alive)
 
 
-def refuse_missing(client: KafkaClient, partitions: Collection[TopicPartition], topics: Iterable[str] = ()) -> None:
+async def refuse_missing(
+    client: KafkaClient, partitions: Collection[TopicPartition], topics: Iterable[str] = ()
+) -> None:
     """Raises an error that names topics or partitions that do not exist, or a topic that this user may not describe."""
     unknown = sorted({topic for topic in (*topics, *(p.topic for p in partitions)) if client.partitions(topic) is None})
-    for topic in unknown:
-        if client.metadata.errors.get(topic) == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-            raise TopicAuthorizationFailed(topic, "describe")
     if unknown:
-        raise TopicNotFound(unknown)
+        raise await client.absence(unknown, "describe")
     missing = missing_of(client, partitions)
     if missing:
         names = listed(list(map(name_of, missing)))

@@ -17,15 +17,7 @@ from kafka.protocol.metadata import MetadataRequest
 from allocator.core.aio import BackgroundTasks, wall_ms
 from allocator.core.client import ErrorCode, KafkaClient
 from allocator.core.fetch import Batch, scan
-from allocator.errors import (
-    AllocatorError,
-    BrokerError,
-    Closed,
-    ConfigError,
-    DeliveryFailed,
-    TopicAuthorizationFailed,
-    TopicNotFound,
-)
+from allocator.errors import AllocatorError, BrokerError, Closed, ConfigError, DeliveryFailed, TopicNotFound
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, RowsToSend, accelerated, by_partition
 from allocator.producer.encoding import CODECS, TARGET_BYTES, Encoded, encode_headers
@@ -311,8 +303,7 @@ class RecordWriter:
             partitions = self.partitions_now(topic)
             if partitions is not None:
                 return partitions
-            if self._client.metadata.errors.get(topic) == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-                raise TopicAuthorizationFailed(topic, "write")
+            self._client.refuse_hidden([topic], "write")
             raise TopicNotFound([topic])
 
         try:
@@ -512,8 +503,7 @@ async def _refresh(client: KafkaClient, topics: Iterable[str]) -> None:
 
 def _is_missing(client: KafkaClient, topic: str) -> bool:
     """Returns whether brokers have reported that they do not know the topic, or have not reported on it."""
-    metadata = client.metadata
-    return topic not in metadata.topics and metadata.errors.get(topic) != ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return client.partitions(topic) is None and not client.hides(topic)
 
 
 def _creation_request(topic: str) -> Any:

@@ -236,6 +236,7 @@ class CommandTopic:
                 'use membership="zookeeper"'
             )
         if not self._exists(client):
+            client.refuse_hidden([topic], "write")
             if not self._create:
                 raise CommandRefused(
                     f"the operator commands of group {self.group!r} are kept in topic {topic!r}, which does not exist; "

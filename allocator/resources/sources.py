@@ -89,6 +89,9 @@ class NameSource:
     def partitions(self, topic: str) -> tuple[int, ...] | None:
         return (0,) if topic in self.topics() else None
 
+    def hides(self, topic: str) -> bool:
+        return False
+
     def topics(self, internal: bool = False) -> frozenset[str]:
         return self._names or frozenset()
 

@@ -18,7 +18,7 @@ from allocator.core.aio import milliseconds, within
 from allocator.core.client import KafkaClient
 from allocator.core.fetch import Batch, RangeReader
 from allocator.core.settings import DEFAULT
-from allocator.errors import ConfigError, TopicNotFound
+from allocator.errors import ConfigError
 from allocator.producer import by_key
 from allocator.types import IsolationLevel, Record, TopicPartition
 
@@ -149,7 +149,7 @@ class Reader:
         try:
             await client.connect(self.timeout_s)
             await client.refresh([query.topic])
-            wanted = _partitions(client, query)
+            wanted = await _partitions(client, query)
             partitions = await _led(client, wanted)
             reader = RangeReader(
                 client,
@@ -179,10 +179,10 @@ class Reader:
         )
 
 
-def _partitions(client: KafkaClient, query: Query) -> list[TopicPartition]:
+async def _partitions(client: KafkaClient, query: Query) -> list[TopicPartition]:
     numbers = client.partitions(query.topic)
     if not numbers:
-        raise TopicNotFound([query.topic])
+        raise await client.absence([query.topic])
     wanted = query.partition
     if wanted is None and query.key is not None and not query.every_partition:
         wanted = by_key(query.key, len(numbers))

@@ -55,6 +55,9 @@ class Topics:
     def partitions(self, topic: str) -> tuple[int, ...] | None:
         return tuple(range(self._counts[topic])) if topic in self._counts else None
 
+    def hides(self, topic: str) -> bool:
+        return False
+
     def topics(self, internal: bool = False) -> frozenset[str]:
         return frozenset(self._counts)
 

@@ -184,7 +184,10 @@ class ClientOfMember:
 
     def note_broker(self, *broker: Any) -> None: ...
 
-    reading, unusable = KafkaClient.reading, KafkaClient.unusable
+    def hides(self, topic: str) -> bool:
+        return False
+
+    reading, unusable, refuse_hidden = KafkaClient.reading, KafkaClient.unusable, KafkaClient.refuse_hidden
 
     def cut(self) -> None:
         self.cuts += 1

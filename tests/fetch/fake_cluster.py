@@ -150,6 +150,9 @@ class FakeCluster:
     def partitions(self, topic: str) -> Optional[tuple[int, ...]]:
         return tuple(tp.partition for tp in self.leaders if tp.topic == topic) or None
 
+    def hides(self, topic: str) -> bool:
+        return False
+
     def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
         self._listeners.append(callback)
         return lambda: self._listeners.remove(callback)

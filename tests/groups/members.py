@@ -45,6 +45,9 @@ class StaticTopics:
         count = self.counts.get(topic)
         return None if count is None else tuple(range(count))
 
+    def hides(self, topic: str) -> bool:
+        return False
+
     def topics(self, internal: bool = False) -> frozenset[str]:
         return frozenset(self.counts)
 

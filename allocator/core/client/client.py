@@ -25,7 +25,15 @@ from allocator.core.client.errors import (
 from allocator.core.client.metadata import INTERNAL_TOPICS, Broker, Metadata, Refresher
 from allocator.core.client.pool import ConnectionPool, Directory, parse_addresses, time_left
 from allocator.core.client.security import check_security, tls_context, warn_of_clear_text
-from allocator.core.errors import AllocatorError, BrokerError, BrokersUnavailable, Closed, ConfigError
+from allocator.core.errors import (
+    AllocatorError,
+    BrokerError,
+    BrokersUnavailable,
+    Closed,
+    ConfigError,
+    TopicAuthorizationFailed,
+    TopicNotFound,
+)
 from allocator.core.telemetry.measures import Measures
 from allocator.core.text.quoting import shown
 from allocator.core.types import TopicPartition
@@ -38,6 +46,9 @@ __all__ = ["Broker", "KafkaClient"]
 log = logging.getLogger(__name__)
 
 NEVER_CREATES_TOPICS = 4  # from this Metadata version on, a request can forbid automatic topic creation
+# from this Metadata version on (Kafka 2.3), a response can have the operations that the user may do (KIP-430)
+REPORTS_RIGHTS = 8
+OPERATIONS: Final[Mapping[str, int]] = {"read": 3, "write": 4, "describe": 8}
 
 # Seconds for one connection attempt. Higher: a dead broker delays `connect` longer; lower: a slow broker is given up
 CONNECT_TIMEOUT_S = 10.0
@@ -252,6 +263,19 @@ class KafkaClient:
         nodes = tuple(dict.fromkeys(nodes))[: None if self.broker_version >= (2, 4) else 1]
         return tuple(self._metadata.brokers[node].rack for node in nodes if node in self._metadata.brokers)
 
+    def hides(self, topic: str) -> bool:
+        """Returns whether the brokers refused to describe the topic to this user.
+
+        Brokers of 0.10.1 to 0.11 report such a topic as missing. A response about all topics omits it.
+        """
+        return self._metadata.errors.get(topic) == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+    def refuse_hidden(self, topics: Iterable[str], use: str = "describe") -> None:
+        """Raises TopicAuthorizationFailed for a topic that the last response hid from this user (`hides`)."""
+        for topic in topics:
+            if self.hides(topic):
+                raise TopicAuthorizationFailed(topic, use)
+
     def _partition(self, tp: TopicPartition) -> Any:
         topic = self._metadata.topics.get(tp.topic)
         return None if topic is None else topic.partitions.get(tp.partition)
@@ -297,6 +321,31 @@ class KafkaClient:
         # the topic exists and elects its leaders. Brokers before 0.10 return this code for their own topics as well
         new = {topic for topic, code in found.errors.items() if code == ErrorCode.LEADER_NOT_AVAILABLE}
         return frozenset((new - INTERNAL_TOPICS) | {name for name, topic in found.topics.items() if not topic.internal})
+
+    async def refusals(self, topics: Iterable[str], use: str = "describe") -> dict[str, TopicAuthorizationFailed]:
+        """Returns an error for each topic that this user may not describe, or not `use` ("read", "write").
+
+        Brokers before 2.3 do not report the right to read or write, those before 1.0 none. Raises `BrokerError`.
+        """
+        names, version = sorted(set(topics)), self.api_version(protocol.MetadataRequest)
+        if version is None or version < NEVER_CREATES_TOPICS:
+            return {}
+        requested = [protocol.MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+        response = await self.send_any(_metadata_request(requested, with_rights=True))
+        reports = response.API_VERSION >= REPORTS_RIGHTS
+        return {
+            described.name: TopicAuthorizationFailed(described.name, use)
+            for described in response.topics
+            if described.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            or (reports and OPERATIONS[use] not in described.authorized_operations)
+        }
+
+    async def absence(self, topics: Sequence[str], use: str = "read") -> AllocatorError:
+        """Returns the error for topics that the metadata lacks: TopicAuthorizationFailed for one that brokers hide from
+        this user, otherwise TopicNotFound. Raises `BrokerError`."""
+        for topic in await self.refusals(topics):
+            return TopicAuthorizationFailed(topic, use)
+        return TopicNotFound(topics)
 
     def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls `callback` after each change of the metadata. Returns a function that removes the callback."""
@@ -515,10 +564,10 @@ class KafkaClient:
         return self._pool
 
 
-def _metadata_request(topics: Any) -> Any:
+def _metadata_request(topics: Any, *, with_rights: bool = False) -> Any:
     return protocol.MetadataRequest(
         topics=topics,
         allow_auto_topic_creation=False,
         include_cluster_authorized_operations=False,
-        include_topic_authorized_operations=False,
+        include_topic_authorized_operations=with_rights,
     )

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, Optional, Union
 from allocator.core.client import protocol
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import ErrorCode, for_code
-from allocator.core.errors import BrokerError, BrokersUnavailable, TopicNotFound
+from allocator.core.errors import BrokerError, BrokersUnavailable, TopicAuthorizationFailed, TopicNotFound
 from allocator.core.settings.table import DEFAULT
 from allocator.core.types import EARLIEST, LATEST, OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
@@ -60,7 +60,7 @@ async def list_offsets(
     the leader's log, which is never lower: it counts records that other replicas do not have yet.
 
     Retries for `timeout_s` while leaders move, and for 5 s if the brokers lack a topic or partition, which may be new.
-    Raises `TopicNotFound`, or `BrokerError` with a partition and the cause.
+    Raises `TopicNotFound`, `TopicAuthorizationFailed`, or `BrokerError` with a partition and the cause.
     """
     ends: Found = {}
     if or_end and (timed := [tp for tp, when in at.items() if isinstance(when, int) and when >= 0]):
@@ -120,6 +120,8 @@ async def list_offsets(
 
 def _why_leaderless(client: KafkaClient, tp: TopicPartition) -> BrokerError:
     numbers = client.partitions(tp.topic)
+    if numbers is None and client.hides(tp.topic):
+        return TopicAuthorizationFailed(tp.topic, "describe")
     if numbers is None:
         return for_code(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{tp.topic}:{tp.partition}")
     if tp.partition in numbers:

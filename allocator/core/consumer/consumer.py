@@ -148,7 +148,8 @@ class ConsumerBase:
         """Connects and joins the group. If a topic does not exist, logs a warning and waits for it.
 
         Raises BrokersUnavailable or ZooKeeperUnavailable after `connect_timeout_s`, InstanceIdInUse if another member
-        of a Kafka group still has the `instance_id` then, and Closed if `close` is called meanwhile.
+        of a Kafka group still has the `instance_id` then, and Closed if `close` is called meanwhile. Raises
+        TopicAuthorizationFailed if this user may not describe a topic that is named, and joins nothing.
         """
         if self._started:
             raise RuntimeError("start() was called already; create another Consumer")
@@ -555,7 +556,8 @@ class ConsumerBase:
         return set(await self._member.client.list_topics())
 
     async def partitions_for_topic(self, topic: str) -> set[int] | None:
-        """Requests the partition numbers of a topic from the brokers. Returns None if the topic does not exist.
+        """Requests the partition numbers of a topic from the brokers. Returns None if it does not exist, or if this
+        user may not describe it.
 
         The topic need not be subscribed, and is not created. Raises BrokersUnavailable.
         """

@@ -156,6 +156,8 @@ class GroupMember:
             if command_source is not None:
                 command_source.watch(self.client)
             await self._connect(config.connect_timeout_s)
+            # a leader that cannot see a topic would assign its partitions to no member
+            self.client.refuse_hidden(self.choice.topics(), "read")
             for topic in self.choice.topics():
                 if self.client.partitions(topic) is None:
                     log.warning("%s: topic %r does not exist (yet); waiting for it", config.client_id, topic)

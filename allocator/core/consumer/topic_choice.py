@@ -10,6 +10,7 @@ from typing import Any
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.membership_config import MembershipConfig
 from allocator.core.consumer.ownership import Ownership
+from allocator.core.errors import TopicAuthorizationFailed
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
 from allocator.core.settings.patterns import does_not_exist, topic_pattern, with_topics
@@ -45,7 +46,7 @@ class TopicChoice:
 
     def follow(self) -> None:
         """Makes the client request the metadata of the chosen topics."""
-        self._client.on_metadata(self._check_partitions)
+        self._client.on_metadata(self._check)
         self._client.follow(self.topics())
         if self.config.pattern is not None:
             self._client.follow_all()
@@ -100,7 +101,7 @@ class TopicChoice:
             raise OutOfTurn(
                 "topics cannot be subscribed while partitions are assigned by hand; call unsubscribe() first"
             )
-        self.config, self.ever_made = config, self.ever_made or config.chosen
+        self._replace(config)
         if pattern is not None:
             self._client.follow_all()
         self._membership.subscribe(topics, pattern)
@@ -128,12 +129,26 @@ class TopicChoice:
         config = dataclasses.replace(self.config, partitions=partitions)
         config.check()
         gained = self._membership.assign(partitions)
-        self.config, self.ever_made = config, self.ever_made or config.chosen
+        self._replace(config)
         if gained:
             self._ownership.assign(gained)
 
-    def _check_partitions(self) -> None:
-        """Reports partitions that their topic does not have. Called on new metadata, which may follow `assign`."""
+    def _replace(self, config: MembershipConfig) -> None:
+        for topic in self.topics():
+            self._fetcher.healed(topic)
+        self.config, self.ever_made = config, self.ever_made or config.chosen
+        self._check()
+
+    def _check(self) -> None:
+        """Reports chosen topics that the brokers hide from this user, and partitions that their topic does not have.
+
+        Called on new metadata, which may follow `assign`.
+        """
+        for topic in self.topics():
+            if self._client.hides(topic):
+                self._fetcher.fail(topic, TopicAuthorizationFailed(topic))
+            else:
+                self._fetcher.healed(topic)
         for partition in self.config.partitions:
             error = does_not_exist(self._client, partition)
             if error is not None:

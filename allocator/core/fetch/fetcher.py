@@ -7,7 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 
 from allocator.core.errors import AllocatorError, Closed, ConfigError, CorruptRecordError
 from allocator.core.fetch.batch import Batch
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+FaultPlace = Union[TopicPartition, str]
+"""A partition, or the name of a topic of which the member may own no partition."""
+
 
 class _Fault(NamedTuple):
-    """An error of a partition, which `take` raises until it is resolved.
+    """An error of a partition or a topic, which `take` raises until it is resolved.
 
-    `epoch`: the error is valid only in this epoch of the partition; None: until the partition is read again.
+    `epoch`: the error is valid only in this epoch of the partition; None: until `healed`.
     """
 
     error: AllocatorError
@@ -54,7 +57,7 @@ class Fetcher:
     The fetcher finds the positions of partitions that await a reset (ListOffsets). The consumer must seek partitions
     that have neither a position nor a reset. `lost` is called when a reset replaced a position that the log does not
     have, before records at the new position are delivered. `gate` is called before each delivery. While it returns
-    False, nothing is delivered and no error of a partition is raised. `take` raises the errors of `gate`.
+    False, nothing is delivered and no error of a partition or topic is raised. `take` raises the errors of `gate`.
 
     Start and close it in the event loop that it runs in, or use `async with`.
     """
@@ -104,7 +107,7 @@ class Fetcher:
         self._ready: OrderedDict[TopicPartition, PartitionBuffer] = OrderedDict()
         self._parked: dict[TopicPartition, PartitionBuffer] = {}
         self._seen_version = -1
-        self._faults: dict[TopicPartition, _Fault] = {}
+        self._faults: dict[FaultPlace, _Fault] = {}
         self._retry_backoff_s = client.retry_backoff_s
         # the earliest time at which `take` may raise an error again
         self._repeat_at = 0.0
@@ -213,26 +216,32 @@ class Fetcher:
         self._ready[buffer.tp] = buffer
         self._wake_readers()
 
-    def fail(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> None:
-        """Makes `take` raise `error` until the partition is sought, reset or revoked; `lasting`: until `healed`."""
-        before = self.fault(tp)
+    def fail(self, at: FaultPlace, error: AllocatorError, *, lasting: bool = False) -> None:
+        """Makes `take` raise `error` until the partition is sought, reset or revoked; `lasting`: until `healed`.
+
+        The error of a topic is always `lasting`, and does not depend on the assignment.
+        """
+        before = self.fault(at)
         raised = before is not None and type(before) is type(error)
-        self._faults[tp] = _Fault(error, None if lasting else self._state.epoch(tp), raised)
+        self._faults[at] = _Fault(error, self._epoch_of_fault(at, lasting), raised)
         self._wake_readers()
 
-    def healed(self, tp: TopicPartition) -> None:
-        """Ends a lasting error of `tp`."""
-        if tp in self._faults and self._faults[tp].epoch is None:
-            del self._faults[tp]
+    def _epoch_of_fault(self, at: FaultPlace, lasting: bool) -> int | None:
+        return None if lasting or isinstance(at, str) else self._state.epoch(at)
 
-    def fault(self, tp: TopicPartition) -> AllocatorError | None:
-        """Returns the error that currently stops a partition, if any."""
-        fault = self._faults.get(tp)
-        if fault is None:
-            return None
-        state = self._state.assignment.get(tp)
+    def healed(self, at: FaultPlace) -> None:
+        """Ends a lasting error."""
+        if at in self._faults and self._faults[at].epoch is None:
+            del self._faults[at]
+
+    def fault(self, at: FaultPlace) -> AllocatorError | None:
+        """Returns the error that currently stops a partition or a topic, if any."""
+        fault = self._faults.get(at)
+        if fault is None or isinstance(at, str):
+            return None if fault is None else fault.error
+        state = self._state.assignment.get(at)
         if state is None or state.phase is not Phase.ACTIVE or fault.epoch not in (None, state.epoch):
-            del self._faults[tp]
+            del self._faults[at]
             return None
         return fault.error
 
@@ -304,19 +313,21 @@ class Fetcher:
         return None
 
     def _raise_a_fault(self, topic: str | None) -> None:
-        """Raises the error of the next partition that has one, if it is time."""
+        """Raises the error of the next partition or topic that has one, if it is time."""
         may_repeat = time.monotonic() >= self._repeat_at and not self._batch_first
-        for tp in list(self._faults):
-            error = self.fault(tp)
-            if error is None or not self._state.is_wanted(tp) or topic not in (None, tp.topic):
+        for at in list(self._faults):
+            error = self.fault(at)
+            if error is None or topic not in (None, at if isinstance(at, str) else at.topic):
                 continue
-            if may_repeat or not self._faults[tp].raised:
-                lasting = self._faults.pop(tp).epoch is None  # `_raised` adds it again, after the others
-                raise self._raised(tp, error, lasting=lasting).with_traceback(None)
+            if not isinstance(at, str) and not self._state.is_wanted(at):
+                continue
+            if may_repeat or not self._faults[at].raised:
+                lasting = self._faults.pop(at).epoch is None  # `_raised` adds it again, after the others
+                raise self._raised(at, error, lasting=lasting).with_traceback(None)
 
-    def _raised(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> AllocatorError:
+    def _raised(self, at: FaultPlace, error: AllocatorError, *, lasting: bool = False) -> AllocatorError:
         """Returns `error`, and notes that `take` raises it now and again after a pause."""
-        self._faults[tp] = _Fault(error, None if lasting else self._state.epoch(tp), True)
+        self._faults[at] = _Fault(error, self._epoch_of_fault(at, lasting), True)
         self._repeat_at = time.monotonic() + self._retry_backoff_s
         self._batch_first = True
         asyncio.get_running_loop().call_later(self._retry_backoff_s, self._wake_readers)

@@ -20,7 +20,7 @@ from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import names_arguments
-from allocator.errors import ConfigError, TopicAuthorizationFailed, TopicNotFound
+from allocator.errors import ConfigError, TopicAuthorizationFailed
 from allocator.handlers.schemas import Masks
 from allocator.operate.dead_letters.letter import NO_MASKS, Letter, LetterFilter, Note, Settled, redriven, summary_of
 from allocator.operate.dead_letters.targets import place_in_note, refused_target, settled_topic
@@ -99,7 +99,7 @@ class DeadLetterQueue:
             await self._client.connect(self._timeout_s)
             await self._client.refresh([self.topic])
             if self._client.partitions(self.topic) is None:
-                raise TopicNotFound([self.topic])
+                raise await self._client.absence([self.topic])
             self._stack = stack.pop_all()
         return self
 
@@ -146,6 +146,9 @@ class DeadLetterQueue:
         """Returns the notes by partition and offset of their letters."""
         notes = {}
         await self._client.refresh([self.topic, self.settled_topic])
+        if self._client.hides(self.settled_topic):
+            denied = TopicAuthorizationFailed(self.settled_topic)
+            log.warning("%s: settled letters, if there are any, count as open: %s", self.topic, denied)
         if self._client.partitions(self.settled_topic) is not None:
             async for record in self._records(self.settled_topic, None):
                 note = Note.decode(record.value)
@@ -285,6 +288,7 @@ class DeadLetterQueue:
         """Creates the missing topic of the notes. It is compacted, so that no note expires before its letter."""
         if self._client.partitions(self.settled_topic) is None:
             await self._client.refresh([self.settled_topic])
+            self._client.refuse_hidden([self.settled_topic], "write")
         if self._client.partitions(self.settled_topic) is None:
             await create_topic(self._client, self.settled_topic, 1, REPLICATION, {"cleanup.policy": "compact"})
 

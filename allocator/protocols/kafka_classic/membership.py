@@ -23,7 +23,7 @@ from allocator.core.aio import wait_for_event
 from allocator.core.client import Coordinator, KafkaClient
 from allocator.core.membership import AssignmentListener
 from allocator.core.settings import TopicSelection
-from allocator.errors import AllocatorError, ConfigError
+from allocator.errors import AllocatorError, ConfigError, TopicAuthorizationFailed
 from allocator.protocols.kafka_classic.consumer_protocol import (
     PROTOCOL_TYPE,
     Malformed,
@@ -85,7 +85,7 @@ class KafkaMembership(KafkaMember):
         self._cooperative = is_cooperative(self._assignors)
         self._before = StickyUserData(NO_PARTITIONS)
         self._counts: Mapping[str, int] | None = None
-        self._sizes = PartitionCounts(client.partitions, self._lease.clock)
+        self._sizes = PartitionCounts(client, self._lease.clock)
         self._surroundings = GroupViewBuilder(group, client, load, fresh_s=LOAD_FRESH_S)
         self._target: Mapping[str, Partitions] = {}
         self._left_out: Partitions = NO_PARTITIONS
@@ -136,6 +136,9 @@ class KafkaMembership(KafkaMember):
             log.warning("%s: assigning by metadata that may be old: %s", self._group_name, error)
         counts = {topic: len(self._sizes(topic)) for topic in joined.topics}
         exist = {topic: count for topic, count in counts.items() if count}
+        for topic in sorted(filter(self._client.hides, joined.topics - exist.keys())):
+            hidden = TopicAuthorizationFailed(topic, "describe")
+            log.error("%s: no member gets these partitions, because its leader is %s", self._group_name, hidden)
         view = await self._surroundings.view(assignor, joined.members, exist, joined.owned)
         decision = decide(assignor, joined, view, self._target)
         if decision.problem is not None:

@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from allocator.assignors import Assignor, GroupView, Member, compute, first_step
+from allocator.core.settings import PartitionCountSource
 from allocator.core.text import parse_json
 from allocator.errors import AllocatorError
 from allocator.protocols.kafka_classic.consumer_protocol import (
@@ -201,18 +202,20 @@ class PartitionCounts:
     """Returns the partitions of a topic, despite incomplete metadata of starting brokers.
 
     New partitions count at once. Missing partitions count as deleted after brokers have omitted them for `DOUBT_S`
-    seconds. `known` returns the newest metadata.
+    seconds. A topic that the brokers hide from this user keeps its partitions.
     """
 
-    def __init__(self, known: Callable[[str], Sequence[int] | None], clock: Callable[[], float]) -> None:
-        self._known = known
+    def __init__(self, metadata: PartitionCountSource, clock: Callable[[], float]) -> None:
+        self._metadata = metadata
         self._clock = clock
         self._believed: dict[str, Sequence[int]] = {}
         self._since: dict[str, float] = {}
 
     def __call__(self, topic: str) -> Sequence[int]:
         """Returns the partition numbers; empty for a topic that does not exist."""
-        now, before = self._known(topic) or (), self._believed.get(topic, ())
+        now, before = self._metadata.partitions(topic) or (), self._believed.get(topic, ())
+        if self._metadata.hides(topic):
+            return before
         if len(now) < len(before) and self._clock() - self._since.setdefault(topic, self._clock()) < DOUBT_S:
             return before
         self._since.pop(topic, None)

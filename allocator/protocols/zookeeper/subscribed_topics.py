@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from allocator.core.aio import ends, wait_for_event
 from allocator.core.settings import PartitionCountSource, topic_pattern
-from allocator.errors import AllocatorError
+from allocator.errors import AllocatorError, TopicAuthorizationFailed
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ class SubscribedTopics:
 
     While Kafka does not respond, the counts stay as they are: `update` waits for REFRESH_TIMEOUT_S at most, once
     for each request. A topic counts as deleted if two responses do not list it, because a starting broker may omit
-    existing topics.
+    existing topics. A topic that the brokers hide from this user keeps its count.
     """
 
     def __init__(self, group: str, source: PartitionCountSource, changed: Callable[[], None]) -> None:
@@ -78,14 +78,17 @@ class SubscribedTopics:
         counts = {}
         for topic in topics | set(known):
             found = self._source.partitions(topic)
-            before = known.get(topic)
+            before, hidden = known.get(topic), self._source.hides(topic)
             if found:
                 counts[topic] = max(found) + 1
                 self._missing.discard(topic)
-            elif before is not None and (not responded or not (self._certain or topic in self._missing)):
+            elif before is not None and (hidden or not responded or not (self._certain or topic in self._missing)):
                 counts[topic] = before
-                if responded:
+                if responded and not hidden:
                     self._missing.add(topic)
+            elif hidden:
+                error = TopicAuthorizationFailed(topic, "describe")
+                log.error("%s: no member gets these partitions, because its leader is %s", self._group, error)
         subscribed = topics | self._matching(counts)
         self.counts = {topic: count for topic, count in counts.items() if topic in subscribed}
 

@@ -11,7 +11,7 @@ from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.fetch import RangeReader
 from allocator.core.offsets import GroupOffsets
 from allocator.core.text import partition_names
-from allocator.errors import BrokersUnavailable, ConfigError, TopicNotFound
+from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.spark.errors import DataLoss
 from allocator.spark.options import Options
 from allocator.spark.ranges import COMMITTED, EARLIEST, LATEST, Range, StartOrEnd, Time
@@ -30,8 +30,8 @@ END_NAME = "ending_offsets"
 async def find_partitions(client: KafkaClient, options: Options, max_age_s: float = 0.0) -> list[TopicPartition]:
     """Returns the partitions that the options select, from metadata of at most `max_age_s` seconds.
 
-    Raises TopicNotFound for a missing topic, ConfigError for a missing partition of `assign`. A pattern may match
-    nothing yet.
+    Raises TopicNotFound for a missing topic, TopicAuthorizationFailed for one that this user may not see, ConfigError
+    for a missing partition of `assign`. A pattern may match nothing yet.
     """
     if options.topics_pattern is not None:
         client.follow_all()
@@ -50,7 +50,7 @@ async def find_partitions(client: KafkaClient, options: Options, max_age_s: floa
     if missing:
         if not client.brokers:
             raise BrokersUnavailable("the cluster reports no broker yet; try again when it has its first topic")
-        raise TopicNotFound(missing)
+        raise await client.absence(missing)
     if options.assign is None:
         return [TopicPartition(topic, number) for topic in wanted for number in client.partitions(topic) or ()]
     absent = [tp for tp in options.assign if tp.partition not in (client.partitions(tp.topic) or ())]

@@ -1,0 +1,175 @@
+"""A topic that the brokers hide from a user (no right to DESCRIBE it) is not a missing topic, and starves no group."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from kafka.admin import ResourceType
+
+from allocator import Consumer, ConsumerGroup, ConsumerGroupConfig, Producer
+from allocator.errors import AllocatorError, DeliveryFailed, TopicAuthorizationFailed
+from allocator.protocols.kafka_classic.plan import DOUBT_S
+from allocator.testing import LocalCluster, produce, wait_until_async
+from allocator.types import TopicPartition
+from tests.secured import USER, by_sasl, denied, with_an_authorizer
+
+VERSIONS = ["2.8.2", *(pytest.param(each, marks=pytest.mark.long) for each in ("1.1.1", "3.9.1"))]
+MEMBERSHIPS = ["zookeeper", "kafka"]
+
+
+class Group:
+    """A group on a cluster with an authorizer, two topics, and consumers of `USER` or of a user with all rights."""
+
+    def __init__(self, cluster: LocalCluster, group: str, membership: str, topics: tuple[str, str]) -> None:
+        self.cluster, self.group, self.membership = cluster, group, membership
+        self.free, self.secret = topics
+
+    def consumer(self, *topics: str, restricted: bool = True, **settings: Any) -> Consumer:
+        where: dict[str, Any] = {"brokers": self.cluster.bootstrap}
+        if restricted:
+            where = {"brokers": by_sasl(self.cluster), "security": USER}
+        if self.membership == "zookeeper":
+            where["zookeeper"] = self.cluster.zookeeper
+        given = {"auto_offset_reset": "earliest", "group": self.group, "membership": self.membership, **settings}
+        return Consumer(*topics, **given, **where)
+
+    @contextlib.asynccontextmanager
+    async def hidden(self) -> AsyncIterator[None]:
+        """Hides `secret` from `USER`, and waits until the brokers do so."""
+        async with denied(self.cluster, ResourceType.TOPIC, self.secret):
+            await wait_until_async(self._is_hidden, 30, "the rule")
+            yield
+
+    async def _is_hidden(self) -> bool:
+        async with Producer(brokers=by_sasl(self.cluster), security=USER) as producer:
+            try:
+                await producer.send_and_wait(self.secret, b"v")
+            except TopicAuthorizationFailed:
+                return True
+            except DeliveryFailed:
+                pass  # the rule came after the metadata
+        return False
+
+
+@pytest.fixture
+def make(cluster_factory: Any, topic_factory: Callable[..., str], group: str) -> Callable[..., Any]:
+    async def make(kafka: str, membership: str, partitions: int = 3) -> Group:
+        cluster = await with_an_authorizer(cluster_factory, kafka)
+        free, secret = [await asyncio.to_thread(topic_factory, partitions, 1, None, cluster) for _ in range(2)]
+        for topic in (free, secret):
+            await asyncio.to_thread(produce, cluster.bootstrap, topic, [b"v"] * partitions)
+        return Group(cluster, group, membership, (free, secret))
+
+    return make
+
+
+async def topics_read(consumer: Consumer, until: Callable[[set[str], list[AllocatorError]], bool]) -> None:
+    """Reads, and goes on after errors, until the topics that were read and the errors satisfy `until`."""
+    topics: set[str] = set()
+    errors: list[AllocatorError] = []
+
+    async def read() -> bool:
+        try:
+            batch = await consumer.getbatch(0.2)
+        except AllocatorError as error:
+            errors.append(error)
+        else:
+            topics.update(() if batch is None else [batch.topic])
+        return until(topics, errors)
+
+    await wait_until_async(read, 30, "the records and errors")
+
+
+@pytest.mark.parametrize("membership", [*MEMBERSHIPS, "fixed"])
+@pytest.mark.parametrize("kafka", VERSIONS)
+async def test_a_member_that_may_not_see_its_topic_names_the_right_and_never_leads(
+    make: Any, kafka: str, membership: str
+) -> None:
+    it = await make(kafka, membership)
+    async with it.hidden():
+        for topics in ([it.secret], [it.free, it.secret]):
+            with pytest.raises(TopicAuthorizationFailed, match=f"{it.secret}.*DESCRIBE") as refused:
+                await it.consumer(*topics).start()
+            assert refused.value.topic == it.secret
+            assert not refused.value.retriable
+        async with it.consumer(it.secret, restricted=False) as other:
+            await wait_until_async(lambda: len(other.assignment()) == 3, 30, "its partitions")
+    async with it.consumer(it.secret):
+        pass  # with the right, the same member joins
+
+
+@pytest.mark.parametrize("membership", MEMBERSHIPS)
+async def test_a_leader_that_loses_sight_of_a_topic_keeps_assigning_it(make: Any, membership: str) -> None:
+    it = await make("2.8.2", membership)
+    every = {TopicPartition(it.secret, number) for number in range(3)}
+
+    def shared(*consumers: Consumer) -> bool:
+        owned = [partition for each in consumers for partition in each.assignment()]
+        return set(owned) == every and len(owned) == len(every) and all(each.assignment() for each in consumers)
+
+    async with it.consumer(it.secret) as leader, it.consumer(it.secret, restricted=False) as other:
+        await wait_until_async(lambda: shared(leader, other), 30, "both to own some")
+        async with it.hidden():
+            await topics_read(leader, lambda topics, errors: TopicAuthorizationFailed in map(type, errors))
+            assert await leader.partitions_for_topic(it.secret) is None, "its metadata has the rule"
+            until = time.monotonic() + 2 * DOUBT_S  # a deleted topic is given up by then
+            while time.monotonic() < until:  # each new member makes the leader count the partitions again
+                async with it.consumer(it.secret, restricted=False) as third:
+                    await wait_until_async(lambda third=third: shared(leader, other, third), 30, "each to own one")
+                await wait_until_async(lambda: shared(leader, other), 30, "the two to own all")
+        await asyncio.to_thread(produce, it.cluster.bootstrap, it.secret, [b"v"] * 3)
+        await topics_read(leader, lambda topics, errors: it.secret in topics)
+
+
+@pytest.mark.parametrize("membership", [*MEMBERSHIPS, "fixed"])
+async def test_a_hidden_topic_of_a_later_subscription_is_reported_and_the_others_are_read(
+    make: Any, membership: str
+) -> None:
+    it = await make("2.8.2", membership)
+    async with it.hidden(), it.consumer(it.free) as consumer:
+        consumer.subscribe([it.free, it.secret])
+        await topics_read(consumer, lambda topics, errors: it.free in topics and len(errors) > 2)
+        with pytest.raises(TopicAuthorizationFailed, match=it.secret):
+            await consumer.getbatch(10)
+        consumer.subscribe([it.free])
+        assert await consumer.getbatch(0.5) is None, "nobody subscribes to it any more"
+        consumer.subscribe([it.free, it.secret])
+        with pytest.raises(TopicAuthorizationFailed, match=it.secret):
+            await consumer.getbatch(10)
+
+
+async def test_a_partition_of_a_hidden_topic_is_reported_until_another_one_is_assigned(make: Any) -> None:
+    it = await make("2.8.2", "fixed")
+    async with it.hidden(), it.consumer(group=None) as consumer:
+        consumer.assign([(it.secret, 0)])
+        with pytest.raises(TopicAuthorizationFailed, match=it.secret):
+            await consumer.getbatch(10)
+        consumer.assign([(it.free, 0)])
+        batch = await consumer.getbatch(10)
+        assert batch is not None
+        assert batch.topic == it.free
+        assert await consumer.getbatch(0.5) is None
+
+
+async def test_a_pattern_ignores_hidden_topics(make: Any) -> None:
+    it = await make("2.8.2", "kafka")
+    async with it.hidden(), it.consumer(pattern=f"({it.free}|{it.secret})$") as consumer:
+        await topics_read(consumer, lambda topics, errors: it.free in topics or bool(errors))
+        assert {partition.topic for partition in consumer.assignment()} == {it.free}
+
+
+@pytest.mark.parametrize("membership", MEMBERSHIPS)
+async def test_the_next_generation_of_a_hidden_topic_raises(make: Any, membership: str) -> None:
+    it = await make("2.8.2", membership)
+    where = {"zookeeper": it.cluster.zookeeper} if membership == "zookeeper" else {}
+    config = ConsumerGroupConfig(
+        group=it.group, topics=[it.secret], brokers=by_sasl(it.cluster), security=USER, membership=membership, **where
+    )
+    async with it.hidden(), ConsumerGroup(config) as generations:
+        with pytest.raises(TopicAuthorizationFailed, match=it.secret):
+            await asyncio.wait_for(generations.next(), 30)

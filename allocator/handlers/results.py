@@ -9,7 +9,7 @@ from collections.abc import Callable, ItemsView, KeysView, Sequence, ValuesView
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Optional
 
-from allocator.core.aio import Backoff
+from allocator.core.aio import Backoff, start_task
 from allocator.core.consumer import Chosen, ConsumerBase
 from allocator.core.subscription import Hold, TopicPartitionState
 from allocator.errors import AllocatorError, Closed, DeliveryFailed, Fenced
@@ -177,7 +177,7 @@ class Committing:
     def wake(self, window: Window) -> None:
         """Called when units have results."""
         if self.task is None and window.returned(1)[0]:
-            self.task = asyncio.get_running_loop().create_task(self._run(window), name="results")
+            self.task = start_task(self._run(window), "results")
             self.task.add_done_callback(partial(self._end, window))
 
     def _goes_on(self) -> bool:

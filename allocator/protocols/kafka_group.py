@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from allocator.core.aio import TaskGroup
+from allocator.core.aio import TaskGroup, start_task
 from allocator.core.client import Coordinator, ErrorCode, Identity, KafkaClient, Reaction, for_code, reaction_to
 from allocator.core.membership import MemberSettings
 from allocator.core.settings import DEFAULT
@@ -298,7 +298,7 @@ async def unless(work: Awaitable[T], *events: asyncio.Event) -> T:
     """Returns the result of `work`. If one of the events is set first, cancels `work`, waits until it has ended and
     raises `Interrupted`."""
     task = asyncio.ensure_future(work)
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    waits = [start_task(event.wait()) for event in events]
     try:
         await asyncio.wait({task, *waits}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():

@@ -20,6 +20,17 @@ T = TypeVar("T")
 LATE_S = 0.05
 
 
+def start_task(
+    coroutine: Coroutine[Any, Any, T], name: str | None = None, *, loop: asyncio.AbstractEventLoop | None = None
+) -> asyncio.Task[T]:
+    """Starts a task, whose first step runs after the current one has ended or waits.
+
+    Ignores the loop's task factory: `asyncio.eager_task_factory` would run that step before the caller has stored the
+    task.
+    """
+    return asyncio.Task(coroutine, loop=loop or asyncio.get_event_loop(), name=name)
+
+
 class _Callback:
     """One call of a function of the user."""
 
@@ -55,7 +66,7 @@ class ClosesOnce:
             if not called and (callback is None or callback.over):
                 await work
             else:
-                self._task = asyncio.get_running_loop().create_task(work, name="close")
+                self._task = start_task(work, "close")
                 self._task.add_done_callback(_log_failure)
         elif not self._done.done() and callback is None and not called:
             await asyncio.shield(self._done)
@@ -91,7 +102,7 @@ class BackgroundTasks:
         if self._closed:
             coroutine.close()
             raise RuntimeError(f"{type(self).__name__}.start: the task would have no owner")
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        task = start_task(coroutine, name)
         self._tasks[task] = False
         task.add_done_callback(self._ended)
         if self._ending:

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
+from allocator.core.aio.tasks import BackgroundTasks, start_task, wait_for_event, within
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.coordinator import Coordinator
 from allocator.core.client.log_offsets import lag, list_offsets
@@ -185,7 +185,7 @@ class GroupMember:
 
     async def _connect(self, timeout_s: float) -> None:
         """Connects to Kafka and to the group's coordination service, concurrently. Kafka's error has priority."""
-        membership = asyncio.ensure_future(self.membership.connect())
+        membership = start_task(self.membership.connect())
         try:
             await self.client.connect(timeout_s)
             await membership

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from kafka.protocol.consumer import JoinGroupRequest
 
-from allocator.core.aio import wait_for_event
+from allocator.core.aio import start_task, wait_for_event
 from allocator.core.client import Coordinator, Identity, KafkaClient, Reaction, for_code, reaction_to
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.kafka_classic.messages import (
@@ -358,7 +358,7 @@ class ClassicMember(KafkaGroup):
 
     async def _depart(self) -> None:
         if self.phase in (GroupPhase.STABLE, GroupPhase.PREPARING, GroupPhase.JOINING, GroupPhase.SYNCING):
-            leaving = asyncio.ensure_future(unless(self._participant.leaving(), self._signals.lost))
+            leaving = start_task(unless(self._participant.leaving(), self._signals.lost))
             try:
                 await self._keep_up_until(leaving)
             finally:

@@ -192,11 +192,13 @@ class GroupedConsumer(BaseConsumer):
         if not self._started:
             return
         async with self._switching:  # waits for a join in progress
-            if self._reads is not None:
-                self._reads = None
-                await self._member.close()
-            if self._watcher is not None:
-                await self._watcher.close()
+            try:
+                if self._reads is not None:
+                    self._reads = None
+                    await self._member.close()
+            finally:
+                if self._watcher is not None:
+                    await self._watcher.close()
 
     def on_records_lost(self, loss: RecordsLost) -> object:
         """Called if the log no longer has the position of a partition, so that values are lost. Subclasses may extend

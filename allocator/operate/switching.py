@@ -194,8 +194,10 @@ class SwitchingConsumer:
         if not self._started:
             return
         self._watcher.changed.set()
-        await self._leave(restart=restart)
-        await self._watcher.close()
+        try:
+            await self._leave(restart=restart)
+        finally:
+            await self._watcher.close()
 
     async def __aenter__(self) -> SwitchingConsumer:
         await self.start()

@@ -118,6 +118,10 @@ class FixedMembership(GroupMembership):
         finally:
             self._active = False
 
+    async def abandon(self) -> None:
+        self._active = False
+        await super().abandon()
+
     async def _run(self) -> None:
         remove = self._client.on_metadata(self._changed.set)
         try:

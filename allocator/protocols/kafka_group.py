@@ -7,6 +7,7 @@ a member finds the coordinator, sends heartbeats, reports errors and leaves the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -149,6 +150,13 @@ class KafkaGroup:
             if not isinstance(error, AllocatorError):
                 log.exception("%s: the membership of %s ended", self.group, self.member_id)
             await self._cannot_go_on(error)
+        except asyncio.CancelledError:
+            request, node = self._last_request(), self._coordinator.node
+            await self._listener.lost("the membership was cancelled")
+            if request is not None and node is not None:
+                with contextlib.suppress(AllocatorError):  # the client may be closed
+                    self._client.send_now(node, request, LEAVE_WITHIN_S, lambda *_: None)
+            raise
         finally:
             self._close()
             if not joined.done():
@@ -190,6 +198,11 @@ class KafkaGroup:
 
     async def _cannot_go_on(self, error: Exception) -> None:
         self._report(error)
+
+    def _last_request(self) -> Any:
+        """Returns the request by which a cancelled member leaves, so that the others need not wait until its session
+        ends; None if it must not leave, or has begun to."""
+        raise NotImplementedError
 
     def _close(self) -> None:
         """Called when the member's task ends: drops the identity."""

@@ -95,7 +95,7 @@ class KafkaMember(GroupMembership):
                 joined.set_result(None)
             joined.result()
         except BaseException:
-            await self._abandon()
+            await self.abandon()
             raise
 
     async def leave(self) -> None:

@@ -168,6 +168,7 @@ class GroupMember:
             self._tasks.start(self._doubts.run(), "doubts")
             if command_source is not None:
                 await self._follow_commands(command_source)
+            self._exits.push_async_callback(self.membership.abandon)  # if `close` is cancelled before it leaves
             await self.membership.join()
         except BaseException:
             await self._exits.aclose()
@@ -198,15 +199,16 @@ class GroupMember:
     async def close(self, *, commit: bool = True, restart: bool = True) -> None:
         """Drains, commits done records (unless `commit` is False), leaves, and closes every connection.
 
-        With `restart` False, the group reserves nothing for the next process of this instance id.
+        With `restart` False, the group reserves nothing for the next process of this instance id. After a call that was
+        cancelled, another one closes what is left.
         """
-        self.closing = True
+        again, self.closing = self.closing, True
         self.fetcher.wake()
         if not commit:
             self.commits.every(None)
         try:
             await self.commits.close()  # waits for the commits of `commit_async`
-            if commit:  # not awaited: if the caller gives up meanwhile, the member must still leave
+            if commit and not again:  # not awaited: if the caller gives up meanwhile, the member must still leave
                 self.commits.leave_fresh(self._tasks)
             if not restart:
                 self.membership.leave_for_good()

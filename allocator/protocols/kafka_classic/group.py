@@ -172,6 +172,10 @@ class ClassicMember(KafkaGroup):
             await self._give_up()  # leaves first, because the caller that gets the error cancels this task
             self._report(error)
 
+    def _last_request(self) -> Any:
+        left = self._me
+        return leave_request(self.group, left, "cancelled") if left.member_id and left.instance_id is None else None
+
     def _close(self) -> None:
         if self.phase is not GroupPhase.CLOSED:
             self._generation = -1

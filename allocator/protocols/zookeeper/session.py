@@ -151,7 +151,7 @@ class SessionMembership(GroupMembership):
         try:
             await within(joined, self._settings.connect_timeout_s)
         except BaseException as error:
-            await self._abandon()
+            await self.abandon()
             if isinstance(error, asyncio.TimeoutError):
                 raise ZooKeeperUnavailable(
                     f"ZooKeeper {self._zk.hosts} accepted a session but did not let the member join the group "
@@ -166,14 +166,14 @@ class SessionMembership(GroupMembership):
             return
         if not self.tenures.assignment:
             # nothing to release: do not wait for ZooKeeper, which may not respond
-            await self._abandon()
+            await self.abandon()
             return
         self._changed.set()
         self._connected.set()
         await self._until_left()
 
-    async def _abandon(self) -> None:
-        await super()._abandon()
+    async def abandon(self) -> None:
+        await super().abandon()
         await self._zk.close()
 
     # -- sessions ------------------------------------------------------------------------------------------------

@@ -83,12 +83,22 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile("suite", hypothesis.settings.get_profile("long"), max_examples=40)
 
 
+class EagerTasks(asyncio.DefaultEventLoopPolicy):
+    """Creates event loops whose tasks run up to their first wait before `create_task` returns."""
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        loop = super().new_event_loop()
+        loop.set_task_factory(asyncio.eager_task_factory)
+        return loop
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests marked `long`")
     parser.addoption("--compatibility", metavar="FILE", help="write a table of tested features and versions into FILE")
     parser.addoption("--versioned", action="store_true", help="only tests that count in docs/compatibility.md")
     parser.addoption("--serverless", action="store_true", help="only tests without servers; one that starts any fails")
     parser.addoption("--uvloop", action="store_true", help="run coroutine tests on uvloop, which must be installed")
+    parser.addoption("--eager", action="store_true", help="run coroutine tests with eager tasks; needs Python 3.12")
     parser.addoption("--jitter", metavar="SEED[:SECONDS]", help="delay responses at random (see tests/jitter.py)")
     parser.addoption("--stalls", metavar="SEED", help="stop processes for a while at random (see tests/stalls.py)")
 
@@ -104,6 +114,8 @@ def pytest_configure(config: pytest.Config) -> None:
         import uvloop
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    if config.getoption("--eager"):
+        asyncio.set_event_loop_policy(EagerTasks())
     if config.getoption("--jitter") is not None:
         from tests import jitter  # not at the top: a copy of this file has no such module
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Optional
 
-from allocator.core.aio import ClosesOnce, warn_unclosed
+from allocator.core.aio import ClosesOnce, start_task, warn_unclosed
 from allocator.errors import Closed, IllegalState
 
 
@@ -43,7 +43,7 @@ class BaseClient:
         that needs ZooKeeper, and IllegalState after `close`.
         """
         if self._connecting is None or self._connecting.done():
-            self._connecting = asyncio.ensure_future(self._connect_unless_closed())
+            self._connecting = start_task(self._connect_unless_closed())
         return self._connecting
 
     async def _connect_unless_closed(self) -> None:
@@ -67,7 +67,7 @@ class BaseClient:
         loop = self._loop
         self.closing = True
         if loop is None or loop.is_running():
-            return asyncio.ensure_future(self._closes_once.run(self._close_all))
+            return start_task(self._closes_once.run(self._close_all))
         done = loop.create_future()
         if loop.is_closed():
             self._abandon(loop)
@@ -90,7 +90,7 @@ class BaseClient:
     def wind_down(self) -> asyncio.Future[None]:
         """Closes the connections that `connect` opened. A consumer leaves its group, a producer sends its messages.
         Called by `close`. Subclasses may extend it."""
-        return asyncio.ensure_future(self._wind_down())
+        return start_task(self._wind_down())
 
     def _must_be_connected(self) -> None:
         if self._loop is None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from allocator.compat.base_client import BaseClient
 from allocator.compat.views import OffsetsByTopic
+from allocator.core.aio import start_task
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.subscription import SubscriptionState
 from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, InconsistentAssignor
@@ -117,7 +118,7 @@ class BaseConsumer(BaseClient):
             over.set_result(None)
             return over
         self._must_be_connected()
-        return asyncio.ensure_future(self._consume(topic, start))
+        return start_task(self._consume(topic, start))
 
     async def _read(self, topic: str) -> tuple[list[Any], dict[TopicPartition, int]]:
         """Returns the values for one `consume`, and partition -> offset of its first value."""

@@ -15,7 +15,7 @@ from allocator.compat.generation_source import (
 )
 from allocator.compat.group_config import ConsumerGroupConfig, client_of
 from allocator.compat.kept_offsets import KeptOffsets
-from allocator.core.aio import wait_for_event, warn_unclosed
+from allocator.core.aio import start_task, wait_for_event, warn_unclosed
 from allocator.core.client import KafkaClient
 from allocator.errors import AllocatorError, GroupClosed
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -120,7 +120,7 @@ class ConsumerGroup:
     def _begin(self) -> None:
         if self._task is None and not self._closed:
             self._offered, self._taken, self._closing = asyncio.Event(), asyncio.Event(), asyncio.Event()
-            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"group {self.config.group}")
+            self._task = start_task(self._run(), f"group {self.config.group}")
 
     async def _run(self) -> None:
         """Runs one membership after the other until the group is closed. A failure ends a membership."""
@@ -153,7 +153,7 @@ class ConsumerGroup:
             client.refuse_hidden(self.config.topics, "read")
             kind = KafkaGenerations if self.config.membership == "kafka" else ZooKeeperGenerations
             member: GenerationSource = kind(self.config, client, tracker)
-            joining = asyncio.get_running_loop().create_task(member.join(), name="join")
+            joining = start_task(member.join(), "join")
             joining.add_done_callback(lambda task: _note(task, tracker))
             try:
                 await self._generations(client, member, tracker)

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, TypeVar
 
+from allocator.core.aio import start_task
 from allocator.core.offsets import GroupOffsets, Terms
 from allocator.core.subscription import stamped
 from allocator.core.text import table
@@ -123,7 +124,7 @@ class Generation:
         before = _generation_here.set(self)  # the new task copies the context, and with it this variable
         try:
             name = name or getattr(coroutine, "__qualname__", None)
-            task = asyncio.get_running_loop().create_task(coroutine, name=name)
+            task = start_task(coroutine, name)
         finally:
             _generation_here.reset(before)
         self._functions.add(task)

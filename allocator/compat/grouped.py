@@ -12,7 +12,7 @@ from typing import Any, Optional
 from allocator import RebalanceListener, RecordsLost
 from allocator.assignors import naive_allocator, of_kiel
 from allocator.compat.base_consumer import TURN_S, BaseConsumer
-from allocator.core.aio import Backoff
+from allocator.core.aio import Backoff, start_task
 from allocator.core.client import list_offsets
 from allocator.core.consumer import GroupMember, MembershipConfig, MembershipOptions
 from allocator.core.fetch import Batch, Fetcher
@@ -192,11 +192,13 @@ class GroupedConsumer(BaseConsumer):
         if not self._started:
             return
         async with self._switching:  # waits for a join in progress
-            if self._reads is not None:
-                self._reads = None
-                await self._member.close()
-            if self._watcher is not None:
-                await self._watcher.close()
+            try:
+                if self._reads is not None:
+                    self._reads = None
+                    await self._member.close()
+            finally:
+                if self._watcher is not None:
+                    await self._watcher.close()
 
     def on_records_lost(self, loss: RecordsLost) -> object:
         """Called if the log no longer has the position of a partition, so that values are lost. Subclasses may extend
@@ -336,12 +338,12 @@ class GroupedConsumer(BaseConsumer):
     def determine_coordinator(self) -> asyncio.Future[object]:
         """Finds the coordinator again. Raises NoOffsetsError if a broker refuses that."""
         self._must_be_connected()
-        return asyncio.ensure_future(self._member.commits.offsets.find())
+        return start_task(self._member.commits.offsets.find())
 
     def determine_offsets(self, topic: str, start: Any = None) -> asyncio.Future[None]:
         """Seeks to the committed offsets of this member's partitions of a topic. `start` is ignored."""
         self._must_be_connected()
-        return asyncio.ensure_future(self._determine_offsets(topic))
+        return start_task(self._determine_offsets(topic))
 
     async def _determine_offsets(self, topic: str) -> None:
         partitions = [p for p in self._member.state.held if p.topic == topic]
@@ -376,7 +378,7 @@ class GroupedConsumer(BaseConsumer):
     ) -> asyncio.Future[None]:
         member = self._member
         work = partial(self._commit_in_turn, member, wanted, metadata, retry, member.state.assignment)
-        task = asyncio.ensure_future(self._commit(member, work if wanted else None))
+        task = start_task(self._commit(member, work if wanted else None))
         # before any `await`, because a rebalance may begin
         holds = [Hold(member.state.assignment[partition]) for partition in wanted]
         for hold in holds:

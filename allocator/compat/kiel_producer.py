@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, Union
 
 from allocator.compat.base_client import BaseClient
+from allocator.core.aio import start_task
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.errors import ConfigError, DeliveryFailed, IllegalState, TopicNotFound
 from allocator.producer import Partitions, Producer
@@ -211,7 +212,7 @@ class KielProducer(BaseClient):
                 raise IllegalState(f"{self._label}: this producer was connected in another event loop; use it there")
 
     def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        return (self._loop or asyncio.get_event_loop()).create_task(work)
+        return start_task(work, loop=self._loop)
 
     def _future(self) -> asyncio.Future[None]:
         return (self._loop or asyncio.get_event_loop()).create_future()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
 from allocator.compat.base_consumer import BaseConsumer
+from allocator.core.aio import start_task
 from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.settings import DEFAULT, names_arguments
@@ -101,7 +102,7 @@ class SingleConsumer(BaseConsumer):
     ) -> asyncio.Future[bool]:
         """Seeks to `start` in all partitions of a topic. Raises NoOffsetsError if no broker returns the offsets."""
         self._must_be_connected()
-        return asyncio.ensure_future(self._determine_offsets(topic, start))
+        return start_task(self._determine_offsets(topic, start))
 
     async def _determine_offsets(self, topic: str, start: Start) -> bool:
         await self._find(self._partitions_of(topic), start_to_timestamp(start))

@@ -5,20 +5,18 @@ from __future__ import annotations
 import concurrent.futures
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from allocator.core.settings import find
 from allocator.core.telemetry import handling
 from allocator.errors import ConfigError
 
-LAZY: Final = frozenset((map, filter, zip))
-
 
 class HandlerMisuse(ConfigError):
-    """A call of the handler only makes a generator, an awaitable or a future, so nothing is done yet. A retry does not
-    help."""
+    """A call of the handler returns what nobody will execute or write: an awaitable, a future, an iterator, or records
+    in other collections than a flat list. A retry does not help."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,21 @@ def check_done(result: Any, name: str) -> None:
         )
     if isinstance(result, concurrent.futures.Future):
         raise HandlerMisuse(f"handler {name!r} returned a future, whose work may not be done; wait for its `result()`")
-    kind = type(result)
-    if inspect.isgenerator(result) or inspect.isasyncgen(result) or kind in LAZY or kind.__module__ == "itertools":
+    if is_unread(result):
         raise HandlerMisuse(
-            f"handler {name!r} returned a {kind.__name__}, so nothing was done; do the work in the function itself"
+            f"handler {name!r} returned a {type(result).__name__}, so nothing was done; do the work in the function "
+            "itself, and return records in a list"
         )
+
+
+def is_unread(result: Any) -> bool:
+    """Returns whether the result is a generator or another iterator, whose values nobody requests.
+
+    The cursor of a database is also an iterator, but its statement was executed. Cursors have `close`, others have not.
+    """
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        return True
+    return isinstance(result, (Iterator, AsyncIterator)) and not hasattr(result, "close")
 
 
 def is_coroutine(function: Any) -> bool:

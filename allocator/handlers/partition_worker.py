@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from allocator.core.aio import within
+from allocator.core.aio import start_task, within
 from allocator.core.subscription import DoneSet, Hold, SubscriptionState
 from allocator.handlers.admission import Admission, Work
 from allocator.handlers.guard import KeptBack
@@ -72,7 +72,7 @@ class PartitionWorker(LaneOwner):
         tenure.add(self)
         if before:
             self.admission.closed = True
-            self._beginning = asyncio.get_running_loop().create_task(self._begin(before), name=f"next {self.name}")
+            self._beginning = start_task(self._begin(before), f"next {self.name}")
 
     @property
     def takes_more(self) -> bool:
@@ -177,7 +177,7 @@ class PartitionWorker(LaneOwner):
                 self._waiting.add(lane)
                 lane.timer = loop.call_later(delay_s, self._again, lane)
             return
-        letter = loop.create_task(self._give_up(lane, error), name=f"give up {self.name}")
+        letter = start_task(self._give_up(lane, error), f"give up {self.name}")
         self._letters.add(letter)
         letter.add_done_callback(self._letter_ended)
 

@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from allocator.core.aio import Reminder, within
+from allocator.core.aio import Reminder, start_task, within
 from allocator.core.consumer import ConsumerBase, RecordCommands
 from allocator.errors import (
     AllocatorError,
@@ -122,11 +122,11 @@ class Processor:
         self._member = member = consumer._member
         leave = self._let_go if member.started else partial(consumer.close, restart=restart)
         self._work = self._prepare()
-        running: list[asyncio.Future[None]] = [asyncio.ensure_future(self._start(started))]
+        running: list[asyncio.Future[None]] = [start_task(self._start(started))]
         try:
             await self._until_stop(running)
             if not self._stop.is_set():
-                running = [asyncio.ensure_future(self._feed())]
+                running = [start_task(self._feed())]
                 await self._until_stop(running)
         finally:
             try:
@@ -296,7 +296,7 @@ class Processor:
     async def _until_stop(self, running: Sequence[asyncio.Future[None]]) -> None:
         """Waits until a task ends, a worker fails, or `stop` is called. Raises the error of a task."""
         assert self._stop is not None
-        stop = asyncio.ensure_future(self._stop.wait())
+        stop = start_task(self._stop.wait())
         waits: list[asyncio.Future[Any]] = [stop, self._failed, *running]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -325,7 +325,7 @@ class Processor:
             stuck = self.stuck
             if stuck:
                 # keep the session: its end would free the partition while its call runs
-                self._ending = asyncio.get_running_loop().create_task(self._end(stuck, leave), name="end")
+                self._ending = start_task(self._end(stuck, leave), "end")
                 await asyncio.wait({self._ending}, timeout=HEED_S)
             else:
                 await self._end(stuck, leave)

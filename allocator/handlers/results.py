@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict, deque
-from collections.abc import Callable, ItemsView, KeysView, Sequence, ValuesView
+from collections import UserString, defaultdict
+from collections.abc import Callable, Mapping, MappingView, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Optional
 
-from allocator.core.aio import Backoff
+from allocator.core.aio import Backoff, start_task
 from allocator.core.consumer import Chosen, ConsumerBase
+from allocator.core.fetch import Batch
 from allocator.core.subscription import Hold, TopicPartitionState
 from allocator.errors import AllocatorError, Closed, DeliveryFailed, Fenced
-from allocator.handlers.handlers import HandlerMisuse
+from allocator.handlers.handlers import HandlerMisuse, is_unread
 from allocator.handlers.window import Unit, Window, offset_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from allocator.producer import ConsumerTransactions, NewRecord, Producer, TakenRecord
 
-# The kinds of results that are searched for records. Reading others, such as the cursor of a database, may have effects
-COLLECTIONS: Final = (list, tuple, set, frozenset, deque, dict, KeysView, ValuesView, ItemsView)
+# The kinds of results that are searched for records. Reading others, such as the response of a server, may have effects
+COLLECTIONS: Final = (Sequence, Set, Mapping, MappingView)
+OPAQUE: Final = (str, bytes, bytearray, memoryview, UserString, Batch)  # a batch would be decoded again
 BACKOFF_S, BACKOFF_MAX_S = 0.1, 5.0  # pauses after a failed transaction
 
 
@@ -44,29 +46,34 @@ def produced(result: Any, name: str) -> Sequence[Produce]:
     for records in other collections."""
     if isinstance(result, Produce):
         return (result,)
-    if not isinstance(result, COLLECTIONS):
-        return ()
     if isinstance(result, (list, tuple)):
         found = [each for each in result if isinstance(each, Produce)]
         if found and len(found) < len(result):
             raise HandlerMisuse(f"handler {name!r} returned a list of Produce and other values; return only Produce")
         if found:
             return found
-    if _has_records(result):
+    inside = _unwritten(result, {})
+    if inside is not None:
         raise HandlerMisuse(
-            f"handler {name!r} returned a {type(result).__name__} with Produce inside, which is not written; return "
-            "one Produce, or a flat list of them"
+            f"handler {name!r} returned a {type(result).__name__} with {type(inside).__name__} inside, which is not "
+            "written; return one Produce, or a flat list of them"
         )
     return ()
 
 
-def _has_records(collection: Any, levels: int = 3) -> bool:
-    """Returns whether there is a Produce in the collection, or in one inside of it, down to this number of levels."""
-    values = collection.values() if isinstance(collection, dict) else collection
-    return any(
-        isinstance(each, Produce) or (levels > 1 and isinstance(each, COLLECTIONS) and _has_records(each, levels - 1))
-        for each in tuple(values)
-    )
+def _unwritten(value: Any, seen: dict[int, Any]) -> Any:
+    """Returns a Produce, or an iterator that may yield some, in the collection at any depth; None: there is none.
+
+    `seen` has the collections that were searched, by their `id`. A collection may contain itself.
+    """
+    if isinstance(value, Produce) or is_unread(value):
+        return value
+    if not isinstance(value, COLLECTIONS) or isinstance(value, OPAQUE) or id(value) in seen:
+        return None
+    seen[id(value)] = value
+    parts: tuple[Any, ...] = (value.keys(), value.values()) if isinstance(value, Mapping) else (value,)
+    inside = (_unwritten(each, seen) for part in parts for each in tuple(part))
+    return next((each for each in inside if each is not None), None)
 
 
 class Results:
@@ -177,7 +184,7 @@ class Committing:
     def wake(self, window: Window) -> None:
         """Called when units have results."""
         if self.task is None and window.returned(1)[0]:
-            self.task = asyncio.get_running_loop().create_task(self._run(window), name="results")
+            self.task = start_task(self._run(window), "results")
             self.task.add_done_callback(partial(self._end, window))
 
     def _goes_on(self) -> bool:

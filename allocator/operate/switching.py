@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from allocator.core.aio import ClosesOnce, wait_for_event, within
+from allocator.core.aio import ClosesOnce, start_task, wait_for_event, within
 from allocator.core.consumer import MembershipConfig, MembershipOptions, join_again_if, until_lease
 from allocator.core.fetch import Batch
 from allocator.core.settings import DEFAULT, names_arguments
@@ -67,7 +67,7 @@ class ChoiceWatcher:
         except BaseException:
             await self._zk.close()
             raise
-        self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"watch of {self._path}")
+        self._task = start_task(self._follow(), f"watch of {self._path}")
 
     async def close(self) -> None:
         """Stops the watch and closes the session."""
@@ -194,8 +194,10 @@ class SwitchingConsumer:
         if not self._started:
             return
         self._watcher.changed.set()
-        await self._leave(restart=restart)
-        await self._watcher.close()
+        try:
+            await self._leave(restart=restart)
+        finally:
+            await self._watcher.close()
 
     async def __aenter__(self) -> SwitchingConsumer:
         await self.start()

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from allocator.core.aio import TaskGroup, wait_for_event
+from allocator.core.aio import TaskGroup, start_task, wait_for_event
 from allocator.core.consumer import MemberParts, MembershipConfig, MembershipOptions
 from allocator.core.membership import AssignmentListener, GroupMembership, Membership
 from allocator.core.settings import PartitionCountSource, TopicSelection, as_partitions, does_not_exist, names_arguments
@@ -105,7 +105,7 @@ class FixedMembership(GroupMembership):
         self._active = True
         await self._take()
         self._changed.set()  # metadata may have changed before `_run` listens
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="membership")
+        self._task = start_task(self._run(), "membership")
 
     async def leave(self) -> None:
         if self._task is None:
@@ -117,6 +117,10 @@ class FixedMembership(GroupMembership):
             await self._until_left()
         finally:
             self._active = False
+
+    async def abandon(self) -> None:
+        self._active = False
+        await super().abandon()
 
     async def _run(self) -> None:
         remove = self._client.on_metadata(self._changed.set)

@@ -7,13 +7,14 @@ a member finds the coordinator, sends heartbeats, reports errors and leaves the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from allocator.core.aio import TaskGroup
+from allocator.core.aio import TaskGroup, start_task
 from allocator.core.client import Coordinator, ErrorCode, Identity, KafkaClient, Reaction, for_code, reaction_to
 from allocator.core.membership import MemberSettings
 from allocator.core.settings import DEFAULT
@@ -149,6 +150,13 @@ class KafkaGroup:
             if not isinstance(error, AllocatorError):
                 log.exception("%s: the membership of %s ended", self.group, self.member_id)
             await self._cannot_go_on(error)
+        except asyncio.CancelledError:
+            request, node = self._last_request(), self._coordinator.node
+            await self._listener.lost("the membership was cancelled")
+            if request is not None and node is not None:
+                with contextlib.suppress(AllocatorError):  # the client may be closed
+                    self._client.send_now(node, request, LEAVE_WITHIN_S, lambda *_: None)
+            raise
         finally:
             self._close()
             if not joined.done():
@@ -190,6 +198,11 @@ class KafkaGroup:
 
     async def _cannot_go_on(self, error: Exception) -> None:
         self._report(error)
+
+    def _last_request(self) -> Any:
+        """Returns the request by which a cancelled member leaves, so that the others need not wait until its session
+        ends; None if it must not leave, or has begun to."""
+        raise NotImplementedError
 
     def _close(self) -> None:
         """Called when the member's task ends: drops the identity."""
@@ -298,7 +311,7 @@ async def unless(work: Awaitable[T], *events: asyncio.Event) -> T:
     """Returns the result of `work`. If one of the events is set first, cancels `work`, waits until it has ended and
     raises `Interrupted`."""
     task = asyncio.ensure_future(work)
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    waits = [start_task(event.wait()) for event in events]
     try:
         await asyncio.wait({task, *waits}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from allocator.core.aio import TaskGroup
+from allocator.core.aio import TaskGroup, start_task
 from allocator.core.client import Committer, ErrorCode, Identity, KafkaClient
 from allocator.core.membership import AssignmentListener, GroupMembership
 from allocator.core.settings import TopicSelection
@@ -67,7 +67,7 @@ class KafkaMember(GroupMembership):
         if self._task is not None:
             raise RuntimeError("join() was called already")
         joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.get_running_loop().create_task(self._run(joined), name="membership")
+        self._task = start_task(self._run(joined), "membership")
         try:
             await asyncio.wait({joined}, timeout=self._connect_timeout_s)
             if not joined.done():
@@ -95,7 +95,7 @@ class KafkaMember(GroupMembership):
                 joined.set_result(None)
             joined.result()
         except BaseException:
-            await self._abandon()
+            await self.abandon()
             raise
 
     async def leave(self) -> None:

@@ -36,6 +36,7 @@ class SeenRecord:
             "headers": [[name, each.value] for name, each in self.headers],
             "key_format": self.key.format,
             "value_format": self.value.format,
+            "header_formats": [each.format for _, each in self.headers],
         }
 
     def shown(self, most: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -91,8 +92,11 @@ def dropping(port: int) -> Iterator[str]:
 async def test_a_name_whose_first_address_drops_packets_is_connected(
     monkeypatch: pytest.MonkeyPatch, proxied: bool
 ) -> None:
-    if not isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop):
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, asyncio.BaseEventLoop):
         pytest.skip("uvloop tries one address after the other")
+    if loop.get_task_factory() is not None and sys.version_info < (3, 13, 1):
+        pytest.skip("with --eager, one address is tried after the other before Python 3.13.1")
     found = socket.getaddrinfo
 
     def resolved(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
@@ -109,6 +113,18 @@ async def test_a_name_whose_first_address_drops_packets_is_connected(
             await client.connect(20)
             await client.send_any(find())
             await client.close()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks need Python 3.12")
+@pytest.mark.parametrize("proxied", [False, True])
+async def test_a_client_connects_where_tasks_start_eagerly(proxied: bool) -> None:
+    asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory", None))
+    async with FakeBroker() as broker, FakeProxy() as proxy:
+        security = {"proxy_url": f"http://127.0.0.1:{proxy.port}"} if proxied else {}
+        client = KafkaClient(f"127.0.0.1:{broker.port}", security=security)
+        await client.connect(5)
+        await client.send_any(find())
+        await client.close()
 
 
 async def test_a_cancelled_connect_leaves_nothing_behind() -> None:

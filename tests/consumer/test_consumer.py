@@ -225,6 +225,42 @@ async def test_a_listener_may_close_the_consumer_whose_partitions_move(setting: 
     assert listener.calls[-1][0] == "revoked"
 
 
+@pytest.mark.parametrize("waits_for", ["listener", "commit"])
+async def test_after_a_cancelled_close_the_next_member_need_not_wait_for_the_end_of_the_session(
+    setting: Setting, waits_for: str
+) -> None:
+    await setting.produce(0, 4)
+    listener, called = Recording(), asyncio.Event()
+
+    async def block(_: object) -> None:
+        called.set()
+        await asyncio.Event().wait()
+
+    kafka: dict[str, Any] = {"rebalance_timeout_s": 40.0} if setting.membership == "kafka" else {}
+    consumer = setting.consumer(listener=listener, session_timeout_s=40.0, **kafka)
+    await consumer.start()
+    await read(consumer, 4)
+    broker = setting.cluster.brokers[0]
+    if waits_for == "commit":
+        await asyncio.to_thread(broker.pause)
+        consumer.commit_async()
+    else:
+        listener.on_revoked = block
+    try:
+        closing = asyncio.ensure_future(consumer.close())
+        await asyncio.wait({closing, asyncio.ensure_future(called.wait())}, timeout=1, return_when="FIRST_COMPLETED")
+        assert not closing.done()
+        closing.cancel()
+        await asyncio.wait({closing}, timeout=1)
+    finally:
+        await asyncio.to_thread(broker.resume)
+    await asyncio.wait_for(consumer.close(), 20)
+    closed = time.monotonic()
+    async with setting.consumer() as successor:
+        await owns(successor, 4)
+        assert time.monotonic() - closed < 30
+
+
 async def test_the_reset_policy_sets_the_first_position(setting: Setting) -> None:
     await setting.produce(0, 40)
     async with setting.consumer(auto_offset_reset="latest") as consumer:

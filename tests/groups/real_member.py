@@ -37,5 +37,5 @@ class RealMember:
 
     async def vanish(self) -> None:
         """Ends like a crashed process, without draining or leaving."""
-        await self.membership._abandon()
+        await self.membership.abandon()
         await self.client.close()

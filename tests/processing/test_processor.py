@@ -11,8 +11,9 @@ import logging
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import ChainMap, Counter, UserList, UserString, deque
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -505,11 +506,48 @@ WRAPPED: dict[str, Callable[[Produce], Any]] = {
     "set": lambda result: {result},
     "dict": lambda result: {1: result},
     "dict_values": lambda result: {1: result}.values(),
-    "list": lambda result: [[result]],
+    "list": lambda result: [[[[[[result]]]]]],
     "tuple": lambda result: ({"results": [result]},),
     "map": lambda result: map(str, [result]),
     "chain": lambda result: itertools.chain([result]),
+    "list_iterator": lambda result: iter([result]),
+    "list_reverseiterator": lambda result: reversed([result]),
+    "enumerate": lambda result: enumerate([result]),
+    "dict_keys": lambda result: {result: 1}.keys(),
+    "UserList": lambda result: UserList([result]),
+    "ChainMap": lambda result: ChainMap({result: 1}),
+    "mappingproxy": lambda result: MappingProxyType({1: result}),
+    "Reads": lambda result: Reads([result]),
+    "list with generator": lambda result: [generate(result)],
 }
+
+
+class Reads:
+    """An iterator of the user."""
+
+    def __init__(self, results: list[Any]) -> None:
+        self._results = results
+
+    def __iter__(self) -> Reads:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._results:
+            raise StopIteration
+        return self._results.pop()
+
+
+class Cursor(Reads):
+    """Like the cursor of a database, whose statement was executed."""
+
+    def __next__(self) -> Any:
+        raise AssertionError("reading has effects")
+
+    def close(self) -> None: ...
+
+
+LOOP: list[Any] = []
+LOOP.append(LOOP)
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "plain"])
@@ -529,7 +567,9 @@ async def test_results_in_another_collection_than_a_flat_list_are_refused(kind: 
     assert cluster.committed == {PARTITION: 0}
 
 
-@pytest.mark.parametrize("result", [[], {}, {"rows": [1, (2, "x")]}, deque(), iter([1]), b"bytes", [[], {1}]])
+@pytest.mark.parametrize(
+    "result", [[], {}, {"rows": [1, (2, "x")]}, deque(), Cursor([]), b"bytes", UserString("text"), [[], {1}], LOOP]
+)
 async def test_other_results_of_a_handler_are_ignored(result: Any) -> None:
     handled: list[int] = []
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator.core.aio.tasks import BackgroundTasks, TaskGroup, first_of
+from allocator.core.aio.tasks import BackgroundTasks, ClosesOnce, TaskGroup, first_of
 from allocator.core.errors import Closed
 
 PATIENCE_S = 30.0
@@ -244,3 +244,29 @@ async def test_first_of_returns_which_works_have_ended_and_cancels_the_others() 
     with pytest.raises(Oops):
         await bounded(first_of(for_ever(), fails(3)))
     assert not others()
+
+
+async def test_a_close_that_was_cancelled_is_finished_by_the_next_call_and_by_a_waiting_one() -> None:
+    once, may_close, calls = ClosesOnce(), asyncio.Event(), 0
+
+    async def close() -> None:
+        nonlocal calls
+        calls += 1
+        await may_close.wait()
+
+    for _ in range(2):
+        cancelled = asyncio.ensure_future(once.run(close))
+        await ticks(2)
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+    closing = [asyncio.ensure_future(once.run(close)) for _ in range(3)]
+    await ticks(2)
+    assert calls == 3
+    closing[0].cancel()
+    await ticks(5)
+    assert calls == 4
+    assert not any(each.done() for each in closing[1:])
+    may_close.set()
+    await bounded(asyncio.wait(closing[1:]))
+    await bounded(once.run(close))
+    assert calls == 4

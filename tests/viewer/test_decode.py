@@ -19,6 +19,7 @@ from allocator.handlers.schemas.decode import Decoder, Formats
 from allocator.handlers.schemas.masks import Masks
 from allocator.handlers.schemas.schema import Schema, avro_schema, schema_id
 from allocator.types import Record
+from allocator.viewer import Reader, Viewer
 
 ORDER = {
     "type": "record",
@@ -184,3 +185,11 @@ def test_json_that_would_change_is_shown_as_its_text(text: str) -> None:
     shown = Decoder().decode("value", text.encode())
     assert (shown.format, shown.value) == ("text", text)
     assert Decoder(masks=Masks(["value.x"])).decode("value", text.encode()).value == "***"
+
+
+async def test_the_json_of_a_record_tells_headers_of_bytes_from_headers_of_text() -> None:
+    headers = [("part", b"\x00\x00\x00\x07"), ("part", b"00000007"), ("none", None)]
+    seen = await Viewer(Reader("nowhere:1")).decode("t", Record("t", 0, 1, 1000, 0, None, b"1", headers))
+    shown = seen.to_json()
+    assert shown["headers"] == [["part", "00000007"], ["part", "00000007"], ["none", None]]
+    assert shown["header_formats"] == ["hex", "text", "null"]

@@ -13,6 +13,7 @@ from allocator.core.aio.tasks import (
     ends,
     first_of,
     settle,
+    start_task,
     wait_for_event,
     warn_unclosed,
     within,

@@ -20,6 +20,17 @@ T = TypeVar("T")
 LATE_S = 0.05
 
 
+def start_task(
+    coroutine: Coroutine[Any, Any, T], name: str | None = None, *, loop: asyncio.AbstractEventLoop | None = None
+) -> asyncio.Task[T]:
+    """Starts a task, whose first step runs after the current one has ended or waits.
+
+    Ignores the loop's task factory: `asyncio.eager_task_factory` would run that step before the caller has stored the
+    task.
+    """
+    return asyncio.Task(coroutine, loop=loop or asyncio.get_event_loop(), name=name)
+
+
 class _Callback:
     """One call of a function of the user."""
 
@@ -32,13 +43,15 @@ _in_callback: ContextVar[_Callback | None] = ContextVar("in_callback", default=N
 class ClosesOnce:
     """Closes an object once, however often `close` is called.
 
-    A later call waits for the first one. But if a user's callback, or a task that it started, makes the later call,
-    that call returns at once, since the first call may wait for that callback. So does the first call if a callback
-    makes it: the object closes once the callback has ended.
+    A later call waits for the first one. If the first one is cancelled, the later call closes what is left. But if a
+    user's callback, or a task that it started, makes the later call, that call returns at once, since the first call
+    may wait for that callback. So does the first call if a callback makes it: the object closes once the callback has
+    ended.
     """
 
     def __init__(self) -> None:
         self._done: asyncio.Future[None] | None = None  # created by the first call
+        self._cancelled = False  # the last call that closed was cancelled, so that some of the object may be open
         self._task: asyncio.Task[None] | None = None  # the first call, if a callback made it
 
     @property
@@ -49,21 +62,27 @@ class ClosesOnce:
         """Awaits `close()` in the first call. Further calls wait for the first one. `called`: the caller is code that
         `close` may wait for, as a callback is."""
         callback = _in_callback.get()
-        if self._done is None:
-            self._done = asyncio.get_running_loop().create_future()
-            work = self._first(close, self._done)
+        done = self._done
+        if done is None or self._cancelled:
+            self._cancelled = False
+            self._done = done = asyncio.get_running_loop().create_future()
+            work = self._first(close, done)
             if not called and (callback is None or callback.over):
                 await work
             else:
-                self._task = asyncio.get_running_loop().create_task(work, name="close")
+                self._task = start_task(work, "close")
                 self._task.add_done_callback(_log_failure)
-        elif not self._done.done() and callback is None and not called:
-            await asyncio.shield(self._done)
+        elif not done.done() and callback is None and not called:
+            await asyncio.shield(done)
+            if self._cancelled or self._done is not done:
+                await self.run(close)
 
-    @staticmethod
-    async def _first(close: Callable[[], Awaitable[None]], done: asyncio.Future[None]) -> None:
+    async def _first(self, close: Callable[[], Awaitable[None]], done: asyncio.Future[None]) -> None:
         try:
             await close()
+        except asyncio.CancelledError:
+            self._cancelled = True
+            raise
         finally:
             done.set_result(None)
 
@@ -91,7 +110,7 @@ class BackgroundTasks:
         if self._closed:
             coroutine.close()
             raise RuntimeError(f"{type(self).__name__}.start: the task would have no owner")
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        task = start_task(coroutine, name)
         self._tasks[task] = False
         task.add_done_callback(self._ended)
         if self._ending:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from allocator import __version__
-from allocator.core.aio.tasks import settle, within
+from allocator.core.aio.tasks import settle, start_task, within
 from allocator.core.client import protocol
 from allocator.core.client.errors import ConnectionFailed, ErrorCode, RequestFailed, refused
 from allocator.core.client.metadata import Broker
@@ -99,7 +99,7 @@ class BrokerConnection(RequestStream):
 
     def open(self, timeout_s: float) -> None:
         """Starts to connect, up to `ready`. Each step, such as one request, may take `timeout_s`."""
-        self._task = asyncio.get_running_loop().create_task(self._run(timeout_s))
+        self._task = start_task(self._run(timeout_s))
 
     async def _run(self, timeout_s: float) -> None:
         try:

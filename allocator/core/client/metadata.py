@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from allocator.core.aio.backoff import Backoff
-from allocator.core.aio.tasks import settle
+from allocator.core.aio.tasks import settle, start_task
 from allocator.core.client.errors import ErrorCode
 from allocator.core.errors import AllocatorError, Closed
 from allocator.core.settings.names import address_text
@@ -152,7 +152,7 @@ class Refresher:
         self._demand = asyncio.Event()
         if self._next is not None:
             self._demand.set()  # `refresh` was called before `start`, and waits
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = start_task(self._run())
         self._task.add_done_callback(self._ended)
 
     def _ended(self, _: object) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from allocator.core.aio.backoff import Backoff
-from allocator.core.aio.tasks import within
+from allocator.core.aio.tasks import start_task, within
 from allocator.core.client import protocol
 from allocator.core.client.connection import BrokerConnection, ConnectionSettings
 from allocator.core.client.errors import (
@@ -309,7 +309,7 @@ class ConnectionPool:
         # a broker that closes the connection on ApiVersions either has version 0.8 or is stopping
         hung_up = connection.unheard and isinstance(error, ConnectionFailed)
         if hung_up and plain and where not in self._seen and where not in self._recognizing:
-            task = self._recognizing[where] = self._loop.create_task(self._recognize(connection.broker))
+            task = self._recognizing[where] = start_task(self._recognize(connection.broker))
             task.add_done_callback(lambda _: self._recognizing.pop(where))
 
     def _failed(self, key: Hashable, address: str, error: Exception) -> None:

@@ -7,6 +7,7 @@ import base64
 import ipaddress
 import socket
 import struct
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Final, Optional
 from urllib.parse import unquote, urlsplit
@@ -139,9 +140,11 @@ class Proxy:
 def racing(loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
     """Returns the arguments of `create_connection` that try the next address of a name soon after the first one.
 
-    Otherwise an address that drops packets takes all of the time. uvloop has no such arguments.
+    Otherwise an address that drops packets takes all of the time. uvloop has no such arguments. Before Python 3.13.1,
+    asyncio's race fails with an AssertionError if the loop's task factory starts tasks eagerly (gh-124309).
     """
-    return {"happy_eyeballs_delay": NEXT_ADDRESS_S} if isinstance(loop, asyncio.BaseEventLoop) else {}
+    may_fail = sys.version_info < (3, 13, 1) and loop.get_task_factory() is not None
+    return {"happy_eyeballs_delay": NEXT_ADDRESS_S} if isinstance(loop, asyncio.BaseEventLoop) and not may_fail else {}
 
 
 def _address(host: str) -> bytes:

@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from allocator.core.aio.tasks import ClosesOnce, ends, warn_unclosed
+from allocator.core.aio.tasks import ClosesOnce, ends, start_task, warn_unclosed
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import Found, list_offsets
 from allocator.core.consumer.group_member import GroupMember
@@ -156,7 +156,7 @@ class ConsumerBase:
         if self._closed:
             raise Closed("this consumer is closed; create another one")
         self._started = True
-        self._starting = asyncio.ensure_future(self._member.start())
+        self._starting = start_task(self._member.start())
         try:
             await ends(self._starting)
             if self._closed:

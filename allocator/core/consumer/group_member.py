@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
+from allocator.core.aio.tasks import BackgroundTasks, start_task, wait_for_event, within
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.coordinator import Coordinator
 from allocator.core.client.log_offsets import lag, list_offsets
@@ -170,6 +170,7 @@ class GroupMember:
             self._tasks.start(self._doubts.run(), "doubts")
             if command_source is not None:
                 await self._follow_commands(command_source)
+            self._exits.push_async_callback(self.membership.abandon)  # if `close` is cancelled before it leaves
             await self.membership.join()
         except BaseException:
             await self._exits.aclose()
@@ -187,7 +188,7 @@ class GroupMember:
 
     async def _connect(self, timeout_s: float) -> None:
         """Connects to Kafka and to the group's coordination service, concurrently. Kafka's error has priority."""
-        membership = asyncio.ensure_future(self.membership.connect())
+        membership = start_task(self.membership.connect())
         try:
             await self.client.connect(timeout_s)
             await membership
@@ -200,15 +201,16 @@ class GroupMember:
     async def close(self, *, commit: bool = True, restart: bool = True) -> None:
         """Drains, commits done records (unless `commit` is False), leaves, and closes every connection.
 
-        With `restart` False, the group reserves nothing for the next process of this instance id.
+        With `restart` False, the group reserves nothing for the next process of this instance id. After a call that was
+        cancelled, another one closes what is left.
         """
-        self.closing = True
+        again, self.closing = self.closing, True
         self.fetcher.wake()
         if not commit:
             self.commits.every(None)
         try:
             await self.commits.close()  # waits for the commits of `commit_async`
-            if commit:  # not awaited: if the caller gives up meanwhile, the member must still leave
+            if commit and not again:  # not awaited: if the caller gives up meanwhile, the member must still leave
                 self.commits.leave_fresh(self._tasks)
             if not restart:
                 self.membership.leave_for_good()

@@ -116,6 +116,9 @@ class Membership(Protocol):
     async def leave(self) -> None:
         """Drains, commits and releases everything, then leaves. Safe to call twice."""
 
+    async def abandon(self) -> None:
+        """Leaves at once: nothing is drained or committed. Does nothing after `leave`. A cancelled `leave` calls it."""
+
     def leave_for_good(self) -> None:
         """Makes the next `leave` reserve no partitions for the next process with the same instance id. Only some
         memberships reserve partitions."""
@@ -195,14 +198,14 @@ class GroupMembership:
             await asyncio.wait({task})
         except asyncio.CancelledError:
             # the caller cancelled `leave`: stop at once, since the end of the session releases the partitions
-            await self._abandon()
+            await self.abandon()
             raise
         self._task = None
         if not task.cancelled():  # a start that failed at the same time cancels it
             task.result()
 
-    async def _abandon(self) -> None:
-        """Cancels the member's task, and waits for its end."""
+    async def abandon(self) -> None:
+        """Cancels the member's task, which leaves the group, and waits for its end."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Final
 
 from allocator.core.aio.backoff import Backoff
+from allocator.core.aio.tasks import start_task
 from allocator.core.client import protocol
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.coordinator import Coordinator
@@ -287,7 +288,7 @@ class GroupOffsets:
         When this returns, the order of the commit is fixed.
         """
         call = self._enter(offsets, terms)
-        task = asyncio.get_running_loop().create_task(self._finish(call), name="commit")
+        task = start_task(self._finish(call), "commit")
         task.add_done_callback(lambda _: self._withdraw(call))  # the task may be cancelled before it starts
         return self._kept(task)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
+from allocator.core.aio.tasks import start_task
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.coordinator import Coordinator
 from allocator.core.client.offset_messages import fetch_request
@@ -64,7 +65,7 @@ class StoredOffsets(GroupOffsets):
             return super().commit_async(offsets, terms)
         if self.storage == "zookeeper":
             return self._old.commit_async(offsets, terms)
-        return self._kept(asyncio.get_running_loop().create_task(self._commit_twice(offsets, terms)))
+        return self._kept(start_task(self._commit_twice(offsets, terms)))
 
     async def _commit_twice(self, offsets: ToCommit, terms: Terms) -> None:
         """Commits the same offsets to both storages. Raises the first error; the other commit may have succeeded."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from kafka.protocol.consumer import JoinGroupRequest
 
-from allocator.core.aio import wait_for_event
+from allocator.core.aio import start_task, wait_for_event
 from allocator.core.client import Coordinator, Identity, KafkaClient, Reaction, for_code, reaction_to
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.kafka_classic.messages import (
@@ -171,6 +171,10 @@ class ClassicMember(KafkaGroup):
         else:
             await self._give_up()  # leaves first, because the caller that gets the error cancels this task
             self._report(error)
+
+    def _last_request(self) -> Any:
+        left = self._me
+        return leave_request(self.group, left, "cancelled") if left.member_id and left.instance_id is None else None
 
     def _close(self) -> None:
         if self.phase is not GroupPhase.CLOSED:
@@ -358,7 +362,7 @@ class ClassicMember(KafkaGroup):
 
     async def _depart(self) -> None:
         if self.phase in (GroupPhase.STABLE, GroupPhase.PREPARING, GroupPhase.JOINING, GroupPhase.SYNCING):
-            leaving = asyncio.ensure_future(unless(self._participant.leaving(), self._signals.lost))
+            leaving = start_task(unless(self._participant.leaving(), self._signals.lost))
             try:
                 await self._keep_up_until(leaving)
             finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kafka.protocol.consumer import JoinGroupRequest, SyncGroupRequest
 
-from allocator.core.aio import within
+from allocator.core.aio import start_task, within
 from allocator.core.client import Coordinator, Identity, KafkaClient
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.kafka_classic.messages import MAX_REASON, MEMBER_ID_FIRST
@@ -91,8 +91,8 @@ class SlowRequests:
         deadline = time.monotonic() + patience_s
         node = await unless(self.coordinator.find(deadline), *events)
         moved = asyncio.Event()
-        sending = asyncio.ensure_future(self.coordinator.send(request, deadline, patience_s))
-        watch = asyncio.ensure_future(self._watch(node, moved))
+        sending = start_task(self.coordinator.send(request, deadline, patience_s))
+        watch = start_task(self._watch(node, moved))
         try:
             return await unless(asyncio.shield(sending), *events, moved)
         except Interrupted:

@@ -155,6 +155,9 @@ class Kip848Group(KafkaGroup):
         if self._client.api_version(ConsumerGroupHeartbeatRequest) is None:
             raise unsupported(self.group)
 
+    def _last_request(self) -> Any:
+        return leave_request(self.group, self.member_id, self._settings) if self._is_member else None
+
     def _close(self) -> None:
         self.epoch = JOIN_EPOCH
         if self.phase is not Kip848Phase.CLOSED:
@@ -227,11 +230,17 @@ class Kip848Group(KafkaGroup):
     async def _depart(self) -> None:
         if self.epoch > 0:
             await self._release(self._owned)
-        was_member = self.phase is not Kip848Phase.AWAY and self.heartbeat.last_sent > float("-inf")
+        was_member = self._is_member
         self.epoch = JOIN_EPOCH
         self.move(Kip848Phase.CLOSED, "closing")
         if was_member:
             await self._leave_group("closing")
+
+    @property
+    def _is_member(self) -> bool:
+        """Whether the coordinator may know this member."""
+        out = self.phase in (Kip848Phase.AWAY, Kip848Phase.CLOSED)
+        return not out and self.heartbeat.last_sent > float("-inf")
 
     async def _leave_group(self, why: str) -> None:
         request = partial(leave_request, self.group, self.member_id, self._settings)

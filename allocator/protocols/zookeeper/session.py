@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Container
 from typing import Any
 
-from allocator.core.aio import TaskGroup, first_of, wait_for_event, within
+from allocator.core.aio import TaskGroup, first_of, start_task, wait_for_event, within
 from allocator.core.membership import AssignmentListener, GroupMembership
 from allocator.core.subscription import Tenure
 from allocator.core.telemetry import Measures
@@ -147,11 +147,11 @@ class SessionMembership(GroupMembership):
         if self._zk.state is SessionState.CONNECTED:  # `connect` may have returned long before this call
             self._connected.set()
         joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.get_running_loop().create_task(self._run(joined, remove), name="membership")
+        self._task = start_task(self._run(joined, remove), "membership")
         try:
             await within(joined, self._settings.connect_timeout_s)
         except BaseException as error:
-            await self._abandon()
+            await self.abandon()
             if isinstance(error, asyncio.TimeoutError):
                 raise ZooKeeperUnavailable(
                     f"ZooKeeper {self._zk.hosts} accepted a session but did not let the member join the group "
@@ -166,14 +166,14 @@ class SessionMembership(GroupMembership):
             return
         if not self.tenures.assignment:
             # nothing to release: do not wait for ZooKeeper, which may not respond
-            await self._abandon()
+            await self.abandon()
             return
         self._changed.set()
         self._connected.set()
         await self._until_left()
 
-    async def _abandon(self) -> None:
-        await super()._abandon()
+    async def abandon(self) -> None:
+        await super().abandon()
         await self._zk.close()
 
     # -- sessions ------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class SessionMembership(GroupMembership):
         self._keeper.end()
         lost, self._starting = self.tenures.lose(), NO_PARTITIONS
         # the member can no longer act, so the next owners need not wait for its listener
-        deleted = asyncio.ensure_future(self._delete_znodes(released=not lost))
+        deleted = start_task(self._delete_znodes(released=not lost))
         try:
             if lost:
                 await self._listener.lost(lost)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from allocator.core.aio import ends, wait_for_event
+from allocator.core.aio import wait_for_event, within
 from allocator.core.settings import PartitionCountSource, topic_pattern
 from allocator.errors import AllocatorError, TopicAuthorizationFailed
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo
@@ -104,9 +104,11 @@ class SubscribedTopics:
         response: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append(response)
         self._wanted.set()
-        if await ends(response, REFRESH_TIMEOUT_S):
-            return response.result()
-        log.warning("%s: the partition counts stay as they are: no response in %g s", self._group, REFRESH_TIMEOUT_S)
+        try:
+            return await within(response, REFRESH_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            why = f"no response in {REFRESH_TIMEOUT_S:g} s"
+            log.warning("%s: the partition counts stay as they are: %s", self._group, why)
         self._overdue = True
         return False
 

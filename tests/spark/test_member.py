@@ -12,11 +12,12 @@ import pytest
 pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
 from allocator import Consumer, ZooKeeper
+from allocator.spark.errors import DataLoss
 from allocator.spark.options import read_options
 from allocator.spark.source.member import StreamMember
 from allocator.testing import LocalCluster, produce, wait_until, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
-from tests.spark.spark_queries import Query, committed
+from tests.spark.spark_queries import Place, Query, committed
 
 PARTITIONS = 6
 ZERO = TopicPartition("t", 0)
@@ -168,3 +169,42 @@ def test_a_repeated_batch_does_not_lower_what_another_member_committed(
     finally:
         query.stop()
         other.stop()
+
+
+@pytest.mark.deadline(240)
+@pytest.mark.parametrize(("idle", "strict", "left"), [(False, True, 20), (True, False, 5)])
+def test_a_member_commits_offsets_of_the_topic_that_it_has_read(
+    idle: bool, strict: bool, left: int, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    """The topic is created again before the commit, or after it and with as many records."""
+    topic = topic_factory()
+    produce(kafka_cluster.bootstrap, topic, [b"x"] * 5)
+    place = {"brokers": kafka_cluster.bootstrap, "group": group, "zookeeper": f"{kafka_cluster.zookeeper}/{group}"}
+    loss = str(strict).lower()
+    options = {**place, "topics": topic, "membership": "zookeeper", "starting_offsets": "earliest"}
+    query = Query(**options, fail_on_data_loss=loss)
+
+    def again() -> str | list[Place]:
+        try:
+            return query.batch()
+        except DataLoss as error:
+            return str(error)
+
+    try:
+        assert len(wait_until(query.batch, PATIENCE_S, "a batch")) == 5
+        if idle:
+            assert query.batch() == []
+            assert committed(kafka_cluster, group, topic) == {0: 5}
+        kafka_cluster.delete_topic(topic)
+        kafka_cluster.create_topic(topic, 1, 1)
+        produce(kafka_cluster.bootstrap, topic, [b"x"] * left)
+        found = wait_until(again, PATIENCE_S, "the new topic", interval_s=0.2)
+        assert committed(kafka_cluster, group, topic) == {}
+        if strict:
+            assert "was deleted and created again" in found
+        else:
+            assert found == [(topic, 0, offset) for offset in range(left)]
+            assert query.batch() == []
+            assert committed(kafka_cluster, group, topic) == {0: left}
+    finally:
+        query.stop()

@@ -29,7 +29,7 @@ from allocator.core.offsets import GroupOffsets
 from allocator.core.subscription import stamped
 from allocator.errors import CommitFailed, ZooKeeperUnavailable
 from allocator.spark.options import Options, joining
-from allocator.spark.source.plan import begin_again
+from allocator.spark.source.plan import begin_again, still_there
 from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,8 @@ class _Tenure:
     """True once the partition is revoked. The next `border` releases it."""
     running: bool = False
     """True once a batch has read the partition: the checkpoint's position is then newer than the committed offset."""
-    committed: Optional[int] = None
+    committed: Optional[tuple[int, Optional[str]]] = None
+    """The committed offset, and the id of its topic."""
 
 
 class _MemberRunner(AssignmentListener):
@@ -264,9 +265,14 @@ class _MemberRunner(AssignmentListener):
 
     async def _commit(self, membership: Membership, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> None:
         tenures = {tp: tenure for tp, tenure in self._held.items() if tenure.running and tp in done}
-        changed = {tp: done[tp] for tp, tenure in tenures.items() if tenure.committed != done[tp]}
+        new = {tp: (done[tp], ids.get(tp.topic)) for tp in tenures}
+        changed = {tp: new[tp][0] for tp, tenure in tenures.items() if tenure.committed != new[tp]}
         if not changed:
             return
+        # a topic that was created again, or a truncated log, has other records at these offsets
+        there = await still_there(self._client, self._options, changed, ids)
+        await self._may_act(membership)
+        changed = {tp: at for tp, at in there.items() if self._held.get(tp) is tenures[tp]}
         stamp = f"generation {membership.generation} member {membership.member_id}"
         try:
             await self._offsets.commit(
@@ -276,5 +282,5 @@ class _MemberRunner(AssignmentListener):
             # safe to continue: the next owner reads the records again and skips none
             log.warning("%s", error)
         else:
-            for tp, at in changed.items():
-                tenures[tp].committed = at
+            for tp in changed:
+                tenures[tp].committed = new[tp]

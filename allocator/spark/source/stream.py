@@ -197,7 +197,10 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self, client: KafkaClient, member: StreamMember, before: StreamOffsets, most: int | None
     ) -> StreamOffsets:
         """Like `_after`, for the partitions that the group assigns to this query."""
-        options, owned = self.options, member.border(before.next, before.ids)
+        if self._target is not None and not self._target:
+            await find_partitions(client, self.options, METADATA_S)  # raises TopicNotFound
+            return before  # the group has no partition to assign
+        options, owned = self.options, member.border(before.next, before.ids, bounded=self._target is not None)
         # the membership may know newer partitions than this client
         await find_partitions(client, options, METADATA_S)
         upto = await self._ends(client, before, list(owned))

@@ -46,6 +46,12 @@ class GroupInUse(AllocatorError):
     """A commit would change the positions of a group that has live members."""
 
 
+class NothingAssigned(AllocatorError):
+    """A bounded query that is a member of a group got no partition in time."""
+
+    retriable = True
+
+
 class SchemaMismatch(AllocatorError, ValueError):
     """A column does not exist, or has another type."""
 

@@ -148,11 +148,13 @@ def values(rows: list[Row]) -> list[str]:
     return [row[3].decode() for row in rows]
 
 
-async def commit(cluster: LocalCluster, group: str, offsets: Mapping[TopicPartition, int], **options: Any) -> None:
+async def commit(
+    cluster: LocalCluster, group: str, offsets: Mapping[TopicPartition, int], metadata: str = "", **options: Any
+) -> None:
     async with KafkaClient(cluster.bootstrap) as client:
         await client.refresh([partition.topic for partition in offsets])
         store = GroupOffsets(client, group, **options)
-        await store.commit({each: OffsetAndMetadata(offset, "", -1) for each, offset in offsets.items()})
+        await store.commit({each: OffsetAndMetadata(offset, metadata, -1) for each, offset in offsets.items()})
         await store.close()
 
 

@@ -92,6 +92,7 @@ def committed(cluster: LocalCluster, group: str, topic: str) -> dict[int, int]:
     return asyncio.run(mirroring.committed(cluster, group, topic))
 
 
-def commit(cluster: LocalCluster, group: str, topic: str, offsets: dict[int, int]) -> None:
+def commit(cluster: LocalCluster, group: str, topic: str, offsets: dict[int, int], metadata: str = "") -> None:
     """Commits `offsets` (partition -> offset) to the group."""
-    asyncio.run(mirroring.commit(cluster, group, {TopicPartition(topic, n): at for n, at in offsets.items()}))
+    by_partition = {TopicPartition(topic, n): at for n, at in offsets.items()}
+    asyncio.run(mirroring.commit(cluster, group, by_partition, metadata))

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
 from allocator import Consumer, ZooKeeper
+from allocator.spark.errors import DataLoss, NothingAssigned
 from allocator.spark.options import read_options
 from allocator.spark.source.member import StreamMember
 from allocator.testing import LocalCluster, produce, wait_until, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
-from tests.spark.spark_queries import Query, committed
+from tests.spark.spark_queries import Place, Query, committed, run_query
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PARTITIONS = 6
 ZERO = TopicPartition("t", 0)
@@ -168,3 +173,108 @@ def test_a_repeated_batch_does_not_lower_what_another_member_committed(
     finally:
         query.stop()
         other.stop()
+
+
+@pytest.mark.deadline(300)
+def test_each_bounded_run_reads_the_records_that_existed_at_its_start(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    topic = topic_factory(partitions=2)
+    place = {"brokers": kafka_cluster.bootstrap, "group": group, "zookeeper": f"{kafka_cluster.zookeeper}/{group}"}
+    options = {**place, "topics": topic, "membership": "zookeeper", "starting_offsets": "earliest"}
+    frame = spark.readStream.format("allocator").options(**options).load().selectExpr("partition", "offset")
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    triggers: list[dict[str, bool]] = [{"availableNow": True}, {"availableNow": True}, {"once": True}]
+    for number, trigger in enumerate(triggers, 1):
+        produce(kafka_cluster.bootstrap, topic, [(None, b"x", partition) for partition in (0, 1)] * 10)
+        run_query(
+            lambda trigger=trigger: writer.trigger(**trigger).start(str(tmp_path / "out")),  # type: ignore[misc]
+            lambda query: query.awaitTermination(PATIENCE_S),
+        )
+        rows = spark.read.parquet(str(tmp_path / "out")).collect()
+        everything = [(partition, offset) for partition in (0, 1) for offset in range(10 * number)]
+        assert sorted((row.partition, row.offset) for row in rows) == everything
+        if "availableNow" in trigger:
+            assert committed(kafka_cluster, group, topic) == {0: 10 * number, 1: 10 * number}
+
+
+@pytest.mark.deadline(240)
+async def test_a_bounded_run_reads_its_share_or_says_that_it_has_none(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = topic_factory(partitions=2)
+    place = {"brokers": kafka_cluster.bootstrap, "group": group, "zookeeper": f"{kafka_cluster.zookeeper}/{group}"}
+    options = {**place, "topics": topic, "membership": "zookeeper", "assignor": "sticky", "session_timeout_s": 4}
+    queries: list[Query] = []
+
+    def bounded_run() -> list[Place]:
+        query = Query(**options, starting_offsets="earliest", timeout_s=4, max_offsets_per_trigger=6)
+        queries.append(query)
+        query.reader.prepareForTriggerAvailableNow()
+        produce(kafka_cluster.bootstrap, topic, [(None, b"later", partition) for partition in (0, 1)])
+        read = []
+        while (planned := query.plan())[0] != planned[1]:
+            read += query.read(*planned)
+            query.at = planned[1]
+        query.stop()
+        return sorted(read)
+
+    def other() -> Consumer:
+        return Consumer(topic, **place, assignor="sticky", membership=ZooKeeper(session_timeout_s=4.0))
+
+    try:
+        await asyncio.to_thread(produce, kafka_cluster.bootstrap, topic, [(None, b"x", n % 2) for n in range(20)])
+        assert await asyncio.to_thread(bounded_run) == [(topic, n, at) for n in (0, 1) for at in range(10)]
+        async with other() as one:
+            await wait_until_async(lambda: len(one.assignment()) == 2, PATIENCE_S, "the consumer to own all")
+            read = await asyncio.to_thread(bounded_run)
+            assert read in ([(topic, 0, 10)], [(topic, 1, 10)])
+            async with other() as two:
+                both = [one, two]
+                await wait_until_async(
+                    lambda: [len(each.assignment()) for each in both] == [1, 1], PATIENCE_S, "one partition each"
+                )
+                with pytest.raises(NothingAssigned, match=f"group '{group}' assigned no partition to this query"):
+                    await asyncio.to_thread(bounded_run)
+    finally:
+        for query in queries:
+            await asyncio.to_thread(query.stop)
+
+
+@pytest.mark.deadline(240)
+@pytest.mark.parametrize(("idle", "strict", "left"), [(False, True, 20), (True, False, 5)])
+def test_a_member_commits_offsets_of_the_topic_that_it_has_read(
+    idle: bool, strict: bool, left: int, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    """The topic is created again before the commit, or after it and with as many records."""
+    topic = topic_factory()
+    produce(kafka_cluster.bootstrap, topic, [b"x"] * 5)
+    place = {"brokers": kafka_cluster.bootstrap, "group": group, "zookeeper": f"{kafka_cluster.zookeeper}/{group}"}
+    loss = str(strict).lower()
+    options = {**place, "topics": topic, "membership": "zookeeper", "starting_offsets": "earliest"}
+    query = Query(**options, fail_on_data_loss=loss)
+
+    def again() -> str | list[Place]:
+        try:
+            return query.batch()
+        except DataLoss as error:
+            return str(error)
+
+    try:
+        assert len(wait_until(query.batch, PATIENCE_S, "a batch")) == 5
+        if idle:
+            assert query.batch() == []
+            assert committed(kafka_cluster, group, topic) == {0: 5}
+        kafka_cluster.delete_topic(topic)
+        kafka_cluster.create_topic(topic, 1, 1)
+        produce(kafka_cluster.bootstrap, topic, [b"x"] * left)
+        found = wait_until(again, PATIENCE_S, "the new topic", interval_s=0.2)
+        assert committed(kafka_cluster, group, topic) == {}
+        if strict:
+            assert "was deleted and created again" in found
+        else:
+            assert found == [(topic, 0, offset) for offset in range(left)]
+            assert query.batch() == []
+            assert committed(kafka_cluster, group, topic) == {0: left}
+    finally:
+        query.stop()

@@ -242,6 +242,84 @@ def test_finished_batches_are_committed_to_the_group(streams: Streams, group: st
     assert streams.committed(group, topic) == {0: 4, 1: 4}
 
 
+def test_a_restart_commits_the_last_batch_only_over_an_offset_of_a_query(streams: Streams, group: str) -> None:
+    """The driver died before the commit. Nobody else has committed, or another consumer has, before or behind it."""
+    topic = streams.topic(partitions=4)
+    streams.fill(topic, dict.fromkeys(range(4), 30))
+    query = streams.query(topics=topic, group=group, commit="after_batch", max_offsets_per_trigger=40)
+    assert len(query.batch()) == 40
+    assert streams.committed(group, topic) == dict.fromkeys(range(4), 10)
+    start, end = query.plan()
+    assert len(query.read(start, end)) == 40
+    query.at = end
+    query.restart()
+    commit(streams.cluster, group, topic, {0: 30, 1: 3})
+    query.plan()
+    assert streams.committed(group, topic) == {0: 30, 1: 3, 2: 20, 3: 20}
+    query.restart(max_offsets_per_trigger=20)
+    assert len(query.batch()) == 20  # the offsets 20 to 24 of each partition
+    assert streams.committed(group, topic) == {0: 30, 1: 25, 2: 25, 3: 25}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_restart_commits_no_offset_of_a_former_topic(strict: bool, streams: Streams, group: str) -> None:
+    kept, topic = streams.topic(), streams.topic()
+    for each in (kept, topic):
+        streams.fill(each, {0: 5})
+    query = streams.query(topics=f"{kept},{topic}", group=group, commit="after_batch", max_offsets_per_trigger=10)
+    start, end = query.plan()
+    assert len(query.read(start, end)) == 10
+    query.at = end  # the driver dies before the commit
+    streams.recreate(topic, 30)
+    query.restart(fail_on_data_loss=str(strict).lower())
+    if strict:
+        assert f"topic '{topic}' was deleted and created again" in wait_for_loss(query)
+        assert streams.committed(group, topic) == {}
+        assert streams.committed(group, kept) == {0: 5}
+        return
+    wait_for_records(query)  # plans a batch, which fails
+    assert streams.committed(group, topic) == {}
+    commit(streams.cluster, group, topic, {0: 15})
+    query.restart()
+    for end, there in ((10, 15), (20, 20), (30, 30)):
+        assert query.batch() == records(topic, {0: range(end - 10, end)})
+        assert streams.committed(group, topic) == {0: there}
+
+
+def test_the_batches_of_a_recreated_topic_are_committed_also_if_it_is_as_long(streams: Streams, group: str) -> None:
+    topic = streams.topic()
+    streams.fill(topic, {0: 5})
+    query = streams.query(topics=topic, group=group, commit="after_batch", fail_on_data_loss="false")
+    assert len(query.batch()) == 5
+    assert streams.committed(group, topic) == {0: 5}
+    streams.recreate(topic, 5)
+    wait_for_records(query)
+    assert streams.committed(group, topic) == {}
+    assert query.batch() == records(topic, {0: range(5)})
+    assert streams.committed(group, topic) == {0: 5}
+
+
+def test_no_offset_beyond_the_end_of_a_log_is_committed(streams: Streams, group: str) -> None:
+    """The leader was elected without the last records, which a finished batch has read."""
+    topic = streams.topic()
+    streams.fill(topic, {0: 10})
+    query = streams.query(topics=topic, group=group, commit="after_batch", max_offsets_per_trigger=2)
+    checkpoint = json.loads(query.plan()[1])
+    checkpoint[topic]["0"] = 13
+    query.at = json.dumps(checkpoint)
+    query.restart()
+    with pytest.raises(DataLoss, match=f"{topic}:0 was read up to offset 13 and now ends at 10"):
+        query.plan()
+    assert streams.committed(group, topic) == {}
+    commit(streams.cluster, group, topic, {0: 13}, f"spark topic {checkpoint['@ids'][topic]}")
+    query.restart(fail_on_data_loss="false")
+    assert query.batch() == []
+    assert streams.committed(group, topic) == {0: 10}  # this query's own offset follows it back
+    streams.fill(topic, {0: 4})
+    assert query.batch() == records(topic, {0: range(10, 12)})
+    assert streams.committed(group, topic) == {0: 12}
+
+
 @pytest.mark.parametrize("membership", ["kafka", "zookeeper"])
 async def test_a_group_with_live_members_is_refused(
     streams: Streams, group: str, zk_chroot: str, membership: Any
@@ -388,10 +466,10 @@ def test_offsets_of_a_recreated_topic_are_data_loss_or_the_group_starts_at_its_f
     streams.fill(topic, {0: 5})
     query = streams.query(topics=topic, group=group, commit="after_batch")
     query.batch()
+    (was,) = json.loads(str(query.at))["@ids"].values()
     streams.recreate(topic, 8)
-    query.restart()
-    query.reader.commit(json.loads(str(query.at)))  # brokers forget it with the topic; a query under way renews it
-    assert streams.committed(group, topic) == {0: 5}
+    # brokers forget the commit with the topic; one that was under way comes later
+    commit(streams.cluster, group, topic, {0: 5}, f"spark topic {was}")
     heir = streams.query(topics=topic, group=group, starting_offsets="committed")
     with pytest.raises(DataLoss, match=f"group '{group}' committed offsets of {topic}:0 before the topic was deleted"):
         heir.plan()

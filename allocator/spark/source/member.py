@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional, TypeVar
@@ -28,8 +28,9 @@ from allocator.core.membership import AssignmentListener, Membership
 from allocator.core.offsets import GroupOffsets
 from allocator.core.subscription import stamped
 from allocator.errors import CommitFailed, ZooKeeperUnavailable
+from allocator.spark.errors import NothingAssigned
 from allocator.spark.options import Options, joining
-from allocator.spark.source.plan import begin_again
+from allocator.spark.source.plan import begin_again, still_there
 from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -49,14 +50,15 @@ class StreamMember:
         self._thread: threading.Thread | None = None
         self._runner = _MemberRunner(options)
 
-    def border(self, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> Begin:
+    def border(self, done: Mapping[TopicPartition, int], ids: Mapping[str, str], bounded: bool = False) -> Begin:
         """Commits, releases revoked partitions, and returns the partitions of the next batch -> start.
 
         Call it between two batches, when all records before `done` are processed. `ids` has the id of each topic. The
-        start is None if there is no committed offset. Raises the error that ended the membership, BrokersUnavailable,
-        ZooKeeperUnavailable.
+        start is None if there is no committed offset. The first call waits until the group has assigned partitions to
+        this query. With `bounded`, it also waits until other members release them, and raises NothingAssigned if there
+        are none in time. Raises the error that ended the membership, BrokersUnavailable, ZooKeeperUnavailable.
         """
-        return self._call(self._runner.border(done, ids))
+        return self._call(self._runner.border(done, ids, bounded))
 
     def claim(self, planned: Mapping[TopicPartition, int]) -> Begin:
         """Returns the owned partitions of `planned` -> committed offset, to repeat a batch after a crash.
@@ -105,7 +107,8 @@ class _Tenure:
     """True once the partition is revoked. The next `border` releases it."""
     running: bool = False
     """True once a batch has read the partition: the checkpoint's position is then newer than the committed offset."""
-    committed: Optional[int] = None
+    committed: Optional[tuple[int, Optional[str]]] = None
+    """The committed offset, and the id of its topic."""
 
 
 class _MemberRunner(AssignmentListener):
@@ -120,14 +123,20 @@ class _MemberRunner(AssignmentListener):
         self._membership: Membership | None = None
         self._changed: asyncio.Event
         self._held: dict[TopicPartition, _Tenure] = {}
+        # True once the group had the time for a first assignment
+        self._awaited = False
+        # True once the group has promised partitions that other members still own
+        self._promised = False
         self._closing = False
         self._error: BaseException | None = None
 
-    # -- called by StreamMember
-    # -----------------------------------------------------------------------------------------
+    # -- called by StreamMember -------------------------------------------------------------------------------------
 
-    async def border(self, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> Begin:
+    async def border(self, done: Mapping[TopicPartition, int], ids: Mapping[str, str], bounded: bool) -> Begin:
         membership = await self._joined()
+        if not self._awaited:
+            await self._first_assignment(membership, bounded)
+            self._awaited = True
         await self._may_act(membership)
         await self._commit(membership, done, ids)
         self._held = {tp: tenure for tp, tenure in self._held.items() if not tenure.leaving}
@@ -147,12 +156,7 @@ class _MemberRunner(AssignmentListener):
     async def claim(self, planned: Mapping[TopicPartition, int]) -> Begin:
         membership = await self._joined()
         wanted = frozenset(planned)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + 2 * self._options.session_timeout_s
-        while not wanted <= self._held.keys() and loop.time() < deadline:
-            self._changed.clear()
-            await wait_for_event(self._changed, deadline - loop.time())
-            self._raise_if_ended(membership)
+        await self._until(membership, lambda: wanted <= self._held.keys(), 2 * self._options.session_timeout_s)
         await self._may_act(membership)
         held = {tp: self._held[tp] for tp in wanted & self._held.keys()}
         found = await self._found(frozenset(tp for tp, tenure in held.items() if not tenure.running))
@@ -172,6 +176,10 @@ class _MemberRunner(AssignmentListener):
                 await self._client.close()
 
     # -- called by the membership ---------------------------------------------------------------------------------
+
+    def expect(self, partitions: Partitions, free: bool) -> None:
+        self._promised = self._promised or not free
+        self._changed.set()
 
     async def assigned(self, partitions: Partitions) -> None:
         self._held.update((tp, _Tenure()) for tp in partitions)
@@ -234,6 +242,34 @@ class _MemberRunner(AssignmentListener):
         self._raise_if_ended(self._membership)
         return self._membership
 
+    async def _first_assignment(self, membership: Membership, bounded: bool) -> None:
+        """Waits for the first partitions, because a bounded run ends with the first plan that has no new records.
+
+        Spark does not tell of `Trigger.Once`. So other queries wait too, but not for members that must release the
+        partitions first: such a member may be another source of the same query, which Spark calls afterwards.
+        """
+        options = self._options
+        if not bounded:
+            await self._until(membership, lambda: self._held or self._promised, options.session_timeout_s)
+            return
+        # the session of a process that was killed may still own the partitions
+        limit_s = max(options.timeout_s, 2 * options.session_timeout_s)
+        await self._until(membership, lambda: self._held, limit_s)
+        if not self._held:
+            raise NothingAssigned(
+                f"group {self._group!r} assigned no partition to this query within {limit_s:g} s, because other "
+                "members own them; start the query again later, or set timeout_s higher"
+            )
+
+    async def _until(self, membership: Membership, condition: Callable[[], object], timeout_s: float) -> None:
+        """Waits until the condition is true, at most `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not condition() and loop.time() < deadline:
+            self._changed.clear()
+            await wait_for_event(self._changed, deadline - loop.time())
+            self._raise_if_ended(membership)
+
     def _raise_if_ended(self, membership: Membership) -> None:
         error, self._error = self._error, None
         for found in (membership.ended, error):
@@ -264,9 +300,14 @@ class _MemberRunner(AssignmentListener):
 
     async def _commit(self, membership: Membership, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> None:
         tenures = {tp: tenure for tp, tenure in self._held.items() if tenure.running and tp in done}
-        changed = {tp: done[tp] for tp, tenure in tenures.items() if tenure.committed != done[tp]}
+        new = {tp: (done[tp], ids.get(tp.topic)) for tp in tenures}
+        changed = {tp: new[tp][0] for tp, tenure in tenures.items() if tenure.committed != new[tp]}
         if not changed:
             return
+        # a topic that was created again, or a truncated log, has other records at these offsets
+        there = await still_there(self._client, self._options, changed, ids)
+        await self._may_act(membership)
+        changed = {tp: at for tp, at in there.items() if self._held.get(tp) is tenures[tp]}
         stamp = f"generation {membership.generation} member {membership.member_id}"
         try:
             await self._offsets.commit(
@@ -276,5 +317,5 @@ class _MemberRunner(AssignmentListener):
             # safe to continue: the next owner reads the records again and skips none
             log.warning("%s", error)
         else:
-            for tp, at in changed.items():
-                tenures[tp].committed = at
+            for tp in changed:
+                tenures[tp].committed = new[tp]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from allocator.core.client import KafkaClient, list_offsets
@@ -85,6 +86,27 @@ async def ends(
         reached=reached,
     )
     return {tp: there.offset if there is not None else 0 for tp, there in found.items()}
+
+
+async def still_there(client: KafkaClient, options: Options, positions: Offsets, ids: Mapping[str, str]) -> Offsets:
+    """Returns the part of `positions` that its logs still have: the topic has its id in `ids`, if both are known, and
+    the log does not end earlier. Raises BrokerError, TopicNotFound."""
+    if not positions:
+        return positions
+    topics = {tp.topic for tp in positions}
+    await client.refresh(topics)
+    if any(client.partitions(topic) is None for topic in topics):
+        await client.refresh(topics)  # a starting broker does not know its topics yet
+    now = topic_ids(client, topics)
+    again = {topic for topic, known in ids.items() if now.get(topic, known) != known}
+    same = {
+        tp: at
+        for tp, at in positions.items()
+        if tp.topic not in again and tp.partition in (client.partitions(tp.topic) or ())
+    }
+    # an open transaction is no loss
+    last = await ends(client, replace(options, isolation_level="read_uncommitted"), same, same)
+    return {tp: at for tp, at in same.items() if at <= last[tp]}
 
 
 async def resolve(client: KafkaClient, options: Options, place: StartOrEnd, known: Bounds, name: str) -> Offsets:

@@ -55,7 +55,8 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self.options = options
         self.columns = columns
         self._link: ClusterLink | None = None
-        self._committed: Offsets = {}
+        # the last positions whose commit succeeded, or was not needed; None until this process has such positions
+        self._settled: StreamOffsets | None = None
         self._latest: Offsets = {}
         # with Trigger.AvailableNow, the ends when the query started
         self._target: Offsets | None = None
@@ -101,12 +102,14 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target = self._run(self._ends_now())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        ranges = self._run(self._ranges(StreamOffsets.of_json(start), StreamOffsets.of_json(end)))
+        first, last = StreamOffsets.of_json(start), StreamOffsets.of_json(end)
+        if self._settled is None:
+            self._run(self._commit(first))  # after a restart, Spark repeats a batch without another call before
+        ranges = self._run(self._ranges(first, last))
         return pieces(self.options, ranges, self._run(self._client()).metadata.cluster_id)
 
     def commit(self, end: dict[str, Any]) -> None:
-        if self.options.commit == "after_batch" and self._member is None:
-            self._run(self._commit(StreamOffsets.of_json(end)))
+        self._run(self._commit(StreamOffsets.of_json(end)))
 
     def stop(self) -> None:
         if self._member is not None:
@@ -168,13 +171,12 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     async def _next(self, before: StreamOffsets, most: int | None) -> StreamOffsets:
         """Returns the end of the next batch, or `before` itself if there is nothing new."""
-        client, options = await self._client(), self.options
+        client = await self._client()
         if self._member is not None:
             return await self._next_as_member(client, self._member, before, most)
-        if options.commit == "after_batch" and not before.is_start:
-            # commits the previous batch, which is processed: Spark calls `commit` only when there is another batch
-            await self._commit(before)
         try:
+            # the previous batch is processed, but Spark calls `commit` only when there is another batch
+            await self._commit(before)
             return await self._after(client, before, most)
         except TopicNotFound:
             # the topic was deleted after the metadata was read; plans again with new metadata
@@ -195,7 +197,10 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self, client: KafkaClient, member: StreamMember, before: StreamOffsets, most: int | None
     ) -> StreamOffsets:
         """Like `_after`, for the partitions that the group assigns to this query."""
-        options, owned = self.options, member.border(before.next, before.ids)
+        if self._target is not None and not self._target:
+            await find_partitions(client, self.options, METADATA_S)  # raises TopicNotFound
+            return before  # the group has no partition to assign
+        options, owned = self.options, member.border(before.next, before.ids, bounded=self._target is not None)
         # the membership may know newer partitions than this client
         await find_partitions(client, options, METADATA_S)
         upto = await self._ends(client, before, list(owned))
@@ -391,9 +396,11 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return {tp: at for tp, at in planned.items() if tp not in deleted}
 
     async def _commit(self, done: StreamOffsets) -> None:
-        changed = {tp: at for tp, at in done.next.items() if self._committed.get(tp) != at}
-        if changed and await commit(await self._client(), self.options, changed, done.ids):
-            self._committed.update(changed)
+        """Commits the positions of a finished batch, once."""
+        if self.options.commit != "after_batch" or self._member is not None or done == self._settled:
+            return
+        if await commit(await self._client(), self.options, done, self._settled):
+            self._settled = done
 
 
 def _range(tp: TopicPartition, start: int, end: StreamOffsets) -> Range:

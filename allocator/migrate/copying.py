@@ -15,6 +15,7 @@ from typing import Any, Final, Optional
 from kafka.errors import NoOffsetForPartitionError
 
 from allocator import RebalanceListener
+from allocator.assignors import GroupView, resolve
 from allocator.core.aio import TaskGroup, first_of, time_text, wait_for_event, wall_ms, within
 from allocator.core.client import ErrorCode
 from allocator.core.consumer import ConsumerBase, client_of, membership_from
@@ -26,6 +27,7 @@ from allocator.errors import (
     CommitFailed,
     ConfigError,
     CorruptRecordError,
+    InconsistentAssignor,
     OffsetOutOfRange,
     TopicAuthorizationFailed,
 )
@@ -36,7 +38,7 @@ from allocator.migrate.offset_map import Run
 from allocator.migrate.positions import PartitionCopy, Target, Wait, target_lost
 from allocator.migrate.report import MirrorReport, Remedy, SourceLoss, Stop
 from allocator.migrate.source_watch import SourceWatch
-from allocator.migrate.takeover import MirrorClusters, find_targets_lost, take_over
+from allocator.migrate.takeover import MirrorClusters, find_targets_lost, refuse_other_target, take_over
 from allocator.migrate.topics import deletes_after, refuse_hidden
 from allocator.migrate.translate import ends_of
 from allocator.producer import (
@@ -50,7 +52,7 @@ from allocator.producer import (
     halves,
     merged,
 )
-from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
+from allocator.types import OffsetAndMetadata, PartitionLike, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,20 @@ class SourceConsumer(ConsumerBase):
     """Reads the old cluster in large batches."""
 
     _fetching = {"max_partition_bytes": 4 << 20}
+
+
+class RangeTo:
+    """Kafka's `range`, under a name that only the processes of a mirror to the cluster with the id `target` offer.
+
+    So a group refuses the processes of a mirror to another cluster, whether it is in ZooKeeper or in Kafka: they would
+    take partitions, and each cluster would get only some of the records.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.name = f"range to {target}"
+
+    def __call__(self, view: GroupView) -> Mapping[str, Iterable[PartitionLike]]:
+        return resolve("range")(view)
 
 
 class Throttle:
@@ -116,7 +132,7 @@ class Copying(RebalanceListener):
             membership=membership_from(settings.membership, vars(settings)),
             auto_commit_interval_s=None,
             isolation_level="read_committed",
-            assignor="range",
+            assignor=RangeTo(str(clusters.new.metadata.cluster_id)),
             listener=self,
             auto_offset_reset="none",  # `_out_of_range` handles positions that the log does not have
         )
@@ -156,7 +172,10 @@ class Copying(RebalanceListener):
             )
         if settings.pattern is not None:
             clusters.old.follow_all()
-        else:
+        if await clusters.map.exists():
+            await clusters.map.open()
+        await refuse_other_target(clusters, settings, await self._wanted())
+        if settings.pattern is None:
             await self._topics.keep(settings.topics)
         await clusters.map.open(settings.replication)
         if clusters.back is not None:
@@ -164,12 +183,16 @@ class Copying(RebalanceListener):
 
     async def goal(self) -> dict[TopicPartition, Optional[int]]:
         """Returns the ends of the old topics; None for partitions without a leader."""
+        partitions, topics = self._clusters.old.partitions, await self._wanted()
+        return await self._ends(TopicPartition(topic, n) for topic in topics for n in partitions(topic) or ())
+
+    async def _wanted(self) -> list[str]:
+        """Returns the old topics to copy, as of now."""
         old, pattern = self._clusters.old, re.compile(self._settings.pattern or "")
         await old.refresh(self._settings.topics)
         topics = self._settings.topics or [topic for topic in old.topics() if pattern.match(topic)]
         await self._topics.leave_out(topics)
-        topics = [topic for topic in topics if topic not in self._report.left_out]
-        return await self._ends(TopicPartition(topic, n) for topic in topics for n in old.partitions(topic) or ())
+        return [topic for topic in topics if topic not in self._report.left_out]
 
     async def _ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Optional[int]]:
         old = self._clusters.old
@@ -183,7 +206,15 @@ class Copying(RebalanceListener):
         beside = {"sender": self._sender.run(scope), "commits": self._commits(), "ends": self.lags.run()}
         if self._groups is not None:
             beside["groups"] = self._groups.run()
-        await scope.run(self._read(goal), **beside)
+        try:
+            await scope.run(self._read(goal), **beside)
+        except (InconsistentAssignor, BrokerError) as error:
+            if isinstance(error, BrokerError) and error.code != ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
+                raise
+            raise ConfigError(
+                f"group {self._settings.group!r} has members that mirror to another cluster than {self._settings.new}, "
+                f"or that are no mirrors: start this one with another --group ({error})"
+            ) from error
 
     def progress(self) -> list[MirrorProgress]:
         """Returns the progress of this process's partitions; after `run`, of its last partitions."""

@@ -401,7 +401,8 @@ class Copying(RebalanceListener):
             f"the new cluster refuses old offsets {batch.first} to {batch.next - 1} of partition {partition.partition} "
             f"({batch.size} bytes): {error}; nothing is skipped"
         )
-        self._stop(partition.topic, Stop(reason, Remedy.UNFIT))
+        remedy = Remedy.TIMES if error.code == ErrorCode.INVALID_TIMESTAMP else Remedy.UNFIT
+        self._stop(partition.topic, Stop(reason, remedy))
 
     # -- commits --------------------------------------------------------------------------------------------------
 
@@ -590,7 +591,7 @@ class Copying(RebalanceListener):
             return
         self._report.stops[topic] = stop
         log.error("%s: %s", self._settings.group, stop.text(topic))
-        if stop.remedy in (Remedy.RESTART, Remedy.UNFIT):
+        if stop.remedy in (Remedy.RESTART, Remedy.TIMES, Remedy.UNFIT):
             self._sender.drop([each for each in self._copies if each.topic == topic])
         self._pause_stopped(self._consumer.assignment())
 

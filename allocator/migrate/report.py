@@ -55,6 +55,11 @@ class Remedy(enum.Enum):
         "If that was a mirror to another cluster, start this one with another --group. If the offset map was deleted, "
         "start with --restart {topic} to mirror the topic again from its earliest old record"
     )
+    TIMES = (
+        "Set message.timestamp.after.max.ms of the new topic to 9223372036854775807 (for times in the past, "
+        "message.timestamp.before.max.ms; before Kafka 3.6, message.timestamp.difference.max.ms), and start the mirror "
+        "again"
+    )
     UNFIT = (
         "Correct it and start the mirror again, or leave the topic out (--exclude {topic}), or a setting that the new "
         "cluster refuses (--skip-setting)"

@@ -35,6 +35,7 @@ from allocator.migrate.group_sync import GroupSync
 from allocator.migrate.lag import LagMeter, MirrorProgress
 from allocator.migrate.mirrored_topics import MirroredTopics
 from allocator.migrate.offset_map import Run
+from allocator.migrate.open_transactions import OpenTransactions
 from allocator.migrate.positions import PartitionCopy, Target, Wait, target_lost
 from allocator.migrate.report import MirrorReport, Remedy, SourceLoss, Stop
 from allocator.migrate.source_watch import SourceWatch
@@ -58,6 +59,9 @@ log = logging.getLogger(__name__)
 
 TARGETS_S: Final = 5.0  # time between checks of new topics. Higher: fewer requests; lower: a loss is noticed sooner.
 POLL_S: Final = 0.5  # longest wait for records. Lower: `stop` takes effect sooner.
+# Time at an open transaction, with nothing else left to copy, after which a mirror with a goal ends. Higher: waits for
+# longer transactions; lower: reports a hanging one sooner.
+OPEN_S: Final = 30.0
 STOP_S: Final = 10.0  # longest wait after `stop` for acknowledgements of batches in flight
 
 
@@ -150,6 +154,7 @@ class Copying(RebalanceListener):
         self._unsent: TopicPartition | None = None  # partition whose last batch is not completely passed to the sender
         self._last: list[MirrorProgress] = []
         self.lags = LagMeter(clusters.old, self._copies, report.stops)
+        self._open = OpenTransactions(clusters.old)
         self._groups = None
         if settings.sync_group_offsets is not None:
             self._groups = GroupSync(clusters, self._copies, report.stops, settings.sync_group_offsets)
@@ -240,6 +245,8 @@ class Copying(RebalanceListener):
                 pending = None if queue is None else queue.first
                 oldest_ms = copy.newest_ms if pending is None else pending.batch.base_time
                 lag_s = self.lags.age_s(partition, at, oldest_ms) if at < end else 0.0
+            if at == self._open.begin.get(partition):
+                why = Wait.OPEN_TRANSACTION.value
             found.append(MirrorProgress(partition, at, end, lag_s, why))
         return found
 
@@ -292,8 +299,8 @@ class Copying(RebalanceListener):
                     if goal is None or time.monotonic() - goal_checked < POLL_S:
                         continue  # producers may never pause
                 goal_checked = time.monotonic()
-                if goal is not None and await self._reached(goal):
-                    self._report.caught_up = True
+                if goal is not None and (await self._reached(goal) or self._report.uncommitted):
+                    self._report.caught_up = not self._report.uncommitted
                     break
             await self._drain(consumer.assignment())
             await self._commit(consumer.assignment())
@@ -462,9 +469,10 @@ class Copying(RebalanceListener):
         goal.update(await self._ends(unknown))
         await self._commit(mine)
         left = {each: end for each, end in goal.items() if end != 0 and each.topic not in stops}
+        lags = self._consumer.lag()  # up to open transactions
         for partition in mine & left.keys():
             end, copy = left[partition], self._copies.get(partition)
-            if end is None or copy is None or copy.acked < end:
+            if end is None or copy is None or (copy.acked < end and lags.get(partition) != 0):
                 return False
         await self._check_targets()
         left = {each: end for each, end in left.items() if each.topic not in stops}
@@ -475,7 +483,11 @@ class Copying(RebalanceListener):
         late = left.keys() - reached
         if late:
             await self._stop_others(late)
-        return all(each.topic in stops for each in late)
+        late = {each for each in late if each.topic not in stops}
+        await self._open.update({each: committed[each].offset for each in late if each in committed})
+        if late and late == self._open.begin.keys() and self._open.age_s >= OPEN_S:
+            self._report.uncommitted.update(await self._open.describe(sorted(late)))
+        return not late
 
     async def _stop_others(self, partitions: Iterable[TopicPartition]) -> None:
         """Stops recreated topics of other processes: they will not reach the goal."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -155,9 +154,6 @@ class Copying(RebalanceListener):
         self._last: list[MirrorProgress] = []
         self.lags = LagMeter(clusters.old, self._copies, report.stops)
         self._open = OpenTransactions(clusters.old)
-        self._groups = None
-        if settings.sync_group_offsets is not None:
-            self._groups = GroupSync(clusters, self._copies, report.stops, settings.sync_group_offsets)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -179,7 +175,7 @@ class Copying(RebalanceListener):
             clusters.old.follow_all()
         if await clusters.map.exists():
             await clusters.map.open()
-        await refuse_other_target(clusters, settings, await self._wanted())
+        await refuse_other_target(clusters, settings, await self._topics.wanted())
         if settings.pattern is None:
             await self._topics.keep(settings.topics)
         await clusters.map.open(settings.replication)
@@ -188,16 +184,8 @@ class Copying(RebalanceListener):
 
     async def goal(self) -> dict[TopicPartition, Optional[int]]:
         """Returns the ends of the old topics; None for partitions without a leader."""
-        partitions, topics = self._clusters.old.partitions, await self._wanted()
+        partitions, topics = self._clusters.old.partitions, await self._topics.wanted()
         return await self._ends(TopicPartition(topic, n) for topic in topics for n in partitions(topic) or ())
-
-    async def _wanted(self) -> list[str]:
-        """Returns the old topics to copy, as of now."""
-        old, pattern = self._clusters.old, re.compile(self._settings.pattern or "")
-        await old.refresh(self._settings.topics)
-        topics = self._settings.topics or [topic for topic in old.topics() if pattern.match(topic)]
-        await self._topics.leave_out(topics)
-        return [topic for topic in topics if topic not in self._report.left_out]
 
     async def _ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Optional[int]]:
         old = self._clusters.old
@@ -209,8 +197,9 @@ class Copying(RebalanceListener):
         """Copies until it is stopped, or until all processes together have reached `goal`."""
         scope = TaskGroup()
         beside = {"sender": self._sender.run(scope), "commits": self._commits(), "ends": self.lags.run()}
-        if self._groups is not None:
-            beside["groups"] = self._groups.run()
+        groups = self._settings.sync_group_offsets
+        if groups is not None:
+            beside["groups"] = GroupSync(self._clusters, self._copies, self._report.stops, groups).run()
         try:
             await scope.run(self._read(goal), **beside)
         except (InconsistentAssignor, BrokerError) as error:

@@ -13,7 +13,7 @@ from kafka.protocol.admin import ListGroupsRequest
 
 from allocator.core.aio import boot_clock
 from allocator.core.client import KafkaClient, for_code
-from allocator.core.offsets import GroupOffsets, period_of
+from allocator.core.offsets import GroupOffsets, IdleOffsets
 from allocator.core.subscription import stamped
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.positions import PartitionCopy, Target
@@ -115,7 +115,7 @@ class GroupSync:
             await new.commit({each: OffsetAndMetadata(at, texts[each], -1) for each, at in wanted.items()})
             reached.update(targets)
         if is_due:
-            self._renew_at[group] = now + period_of(await new.retention_s())
+            self._renew_at[group] = now + IdleOffsets.period_s(await new.retention_s())
 
 
 async def list_groups(client: KafkaClient) -> list[str]:

@@ -13,6 +13,6 @@ partition. The caller decides whether a commit is still allowed.
 from __future__ import annotations
 
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.offsets.idle import IdleOffsets, period_of
+from allocator.core.offsets.idle import IdleOffsets
 from allocator.core.offsets.pending_commit import Terms
 from allocator.core.offsets.storage import fetch_old_offsets

@@ -43,11 +43,6 @@ CHECK_S: Final = 20.0
 IDLE_S: Final = 5.0  # seconds between turns while the member owns nothing
 
 
-def period_of(retention_s: float | None) -> float:
-    """Returns the seconds after which an idle offset is committed again. `retention_s` None: it is unknown now."""
-    return min(MAX_PERIOD_S, max(1.0, PERIOD * (SHORTEST_RETENTION_S if retention_s is None else retention_s)))
-
-
 class IdleOffsets:
     """Commits offsets again when they are old.
 
@@ -64,6 +59,11 @@ class IdleOffsets:
         self.clock = clock
         self._period_s: float | None = None  # computed from the retention time that was read at `_learnt`
         self._learnt = float("-inf")
+
+    @staticmethod
+    def period_s(retention_s: float | None) -> float:
+        """Returns the seconds after which an idle offset is committed again. `retention_s` None: it is unknown now."""
+        return min(MAX_PERIOD_S, max(1.0, PERIOD * (SHORTEST_RETENTION_S if retention_s is None else retention_s)))
 
     def not_ours(self) -> set[TopicPartition]:
         """Returns the partitions that this member has not committed since it became their owner."""
@@ -140,7 +140,7 @@ class IdleOffsets:
         now = self.clock()
         if self._period_s is None or now - self._learnt >= MAX_PERIOD_S:
             retention_s = await self._offsets.retention_s()
-            period_s = period_of(retention_s)
+            period_s = self.period_s(retention_s)
             if retention_s is None:
                 return period_s  # the next turn reads the retention again
             self._period_s, self._learnt = period_s, now

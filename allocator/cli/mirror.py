@@ -144,7 +144,8 @@ def mirror(
     Exit codes:
       0  ended by a signal; with --once: all records are mirrored
       1  a cluster cannot be reached at the start or refused a request, or topics differ; or records were deleted
-         before they were mirrored (unless --accept-loss), a topic is stopped, or a signal ended --once early
+         before they were mirrored (unless --accept-loss), a topic is stopped, a signal ended --once early, or
+         --once has copied all but the records in and behind open transactions
       2  wrong usage or settings
     """
     settings["root"] = settings["root"] or DEFAULT["root"]

@@ -28,7 +28,7 @@ from allocator.core.client import KafkaClient
 from allocator.core.text import parse_json, shown
 from allocator.errors import ConfigError
 from allocator.migrate.storage import CONNECT_S, connected
-from allocator.migrate.topics import carried, refuse_same_cluster, settings_of
+from allocator.migrate.topics import AFTER, carried, refuse_same_cluster, settings_of
 from allocator.producer import result_error
 from allocator.protocols.zookeeper import NoZnode, ZooKeeperClient
 
@@ -139,11 +139,11 @@ async def _compare_settings(
         )
     wanted, there = await settings_of(old, topics, ensemble), await settings_of(new, topics)
     for topic in topics:
-        taken = carried(wanted[topic], new.broker_version >= (2, 1))
+        taken = carried(wanted[topic], new.broker_version)
         for name, value in sorted(wanted[topic].items()):
             if name not in taken or name in skip_settings:
                 found.left_out.append((topic, name, "it belongs to one cluster, or is skipped"))
-            elif there[topic].get(name) != value:
+            elif there[topic].get(name) != value and not (name == AFTER and name in there[topic]):
                 found.settings.append(Change(topic, name, value, there[topic].get(name)))
 
 

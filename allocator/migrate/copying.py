@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -15,6 +14,7 @@ from typing import Any, Final, Optional
 from kafka.errors import NoOffsetForPartitionError
 
 from allocator import RebalanceListener
+from allocator.assignors import GroupView, resolve
 from allocator.core.aio import TaskGroup, first_of, time_text, wait_for_event, wall_ms, within
 from allocator.core.client import ErrorCode
 from allocator.core.consumer import ConsumerBase, client_of, membership_from
@@ -26,6 +26,7 @@ from allocator.errors import (
     CommitFailed,
     ConfigError,
     CorruptRecordError,
+    InconsistentAssignor,
     OffsetOutOfRange,
     TopicAuthorizationFailed,
 )
@@ -33,10 +34,11 @@ from allocator.migrate.group_sync import GroupSync
 from allocator.migrate.lag import LagMeter, MirrorProgress
 from allocator.migrate.mirrored_topics import MirroredTopics
 from allocator.migrate.offset_map import Run
+from allocator.migrate.open_transactions import OpenTransactions
 from allocator.migrate.positions import PartitionCopy, Target, Wait, target_lost
 from allocator.migrate.report import MirrorReport, Remedy, SourceLoss, Stop
 from allocator.migrate.source_watch import SourceWatch
-from allocator.migrate.takeover import MirrorClusters, find_targets_lost, take_over
+from allocator.migrate.takeover import MirrorClusters, find_targets_lost, refuse_other_target, take_over
 from allocator.migrate.topics import deletes_after
 from allocator.migrate.translate import ends_of
 from allocator.producer import (
@@ -50,12 +52,15 @@ from allocator.producer import (
     halves,
     merged,
 )
-from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
+from allocator.types import OffsetAndMetadata, PartitionLike, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
 TARGETS_S: Final = 5.0  # time between checks of new topics. Higher: fewer requests; lower: a loss is noticed sooner.
 POLL_S: Final = 0.5  # longest wait for records. Lower: `stop` takes effect sooner.
+# Time at an open transaction, with nothing else left to copy, after which a mirror with a goal ends. Higher: waits for
+# longer transactions; lower: reports a hanging one sooner.
+OPEN_S: Final = 30.0
 STOP_S: Final = 10.0  # longest wait after `stop` for acknowledgements of batches in flight
 
 
@@ -63,6 +68,20 @@ class SourceConsumer(ConsumerBase):
     """Reads the old cluster in large batches."""
 
     _fetching = {"max_partition_bytes": 4 << 20}
+
+
+class RangeTo:
+    """Kafka's `range`, under a name that only the processes of a mirror to the cluster with the id `target` offer.
+
+    So a group refuses the processes of a mirror to another cluster, whether it is in ZooKeeper or in Kafka: they would
+    take partitions, and each cluster would get only some of the records.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.name = f"range to {target}"
+
+    def __call__(self, view: GroupView) -> Mapping[str, Iterable[PartitionLike]]:
+        return resolve("range")(view)
 
 
 class Throttle:
@@ -116,7 +135,7 @@ class Copying(RebalanceListener):
             membership=membership_from(settings.membership, vars(settings)),
             auto_commit_interval_s=None,
             isolation_level="read_committed",
-            assignor="range",
+            assignor=RangeTo(str(clusters.new.metadata.cluster_id)),
             listener=self,
             auto_offset_reset="none",  # `_out_of_range` handles positions that the log does not have
         )
@@ -134,9 +153,7 @@ class Copying(RebalanceListener):
         self._unsent: TopicPartition | None = None  # partition whose last batch is not completely passed to the sender
         self._last: list[MirrorProgress] = []
         self.lags = LagMeter(clusters.old, self._copies, report.stops)
-        self._groups = None
-        if settings.sync_group_offsets is not None:
-            self._groups = GroupSync(clusters, self._copies, report.stops, settings.sync_group_offsets)
+        self._open = OpenTransactions(clusters.old)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -156,7 +173,10 @@ class Copying(RebalanceListener):
             )
         if settings.pattern is not None:
             clusters.old.follow_all()
-        else:
+        if await clusters.map.exists():
+            await clusters.map.open()
+        await refuse_other_target(clusters, settings, await self._topics.wanted())
+        if settings.pattern is None:
             await self._topics.keep(settings.topics)
         await clusters.map.open(settings.replication)
         if clusters.back is not None:
@@ -164,12 +184,8 @@ class Copying(RebalanceListener):
 
     async def goal(self) -> dict[TopicPartition, Optional[int]]:
         """Returns the ends of the old topics; None for partitions without a leader."""
-        old, pattern = self._clusters.old, re.compile(self._settings.pattern or "")
-        await old.refresh(self._settings.topics)
-        topics = self._settings.topics or [topic for topic in old.topics() if pattern.match(topic)]
-        await self._topics.leave_out(topics)
-        topics = [topic for topic in topics if topic not in self._report.left_out]
-        return await self._ends(TopicPartition(topic, n) for topic in topics for n in old.partitions(topic) or ())
+        partitions, topics = self._clusters.old.partitions, await self._topics.wanted()
+        return await self._ends(TopicPartition(topic, n) for topic in topics for n in partitions(topic) or ())
 
     async def _ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Optional[int]]:
         old = self._clusters.old
@@ -181,9 +197,18 @@ class Copying(RebalanceListener):
         """Copies until it is stopped, or until all processes together have reached `goal`."""
         scope = TaskGroup()
         beside = {"sender": self._sender.run(scope), "commits": self._commits(), "ends": self.lags.run()}
-        if self._groups is not None:
-            beside["groups"] = self._groups.run()
-        await scope.run(self._read(goal), **beside)
+        groups = self._settings.sync_group_offsets
+        if groups is not None:
+            beside["groups"] = GroupSync(self._clusters, self._copies, self._report.stops, groups).run()
+        try:
+            await scope.run(self._read(goal), **beside)
+        except (InconsistentAssignor, BrokerError) as error:
+            if isinstance(error, BrokerError) and error.code != ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
+                raise
+            raise ConfigError(
+                f"group {self._settings.group!r} has members that mirror to another cluster than {self._settings.new}, "
+                f"or that are no mirrors: start this one with another --group ({error})"
+            ) from error
 
     def progress(self) -> list[MirrorProgress]:
         """Returns the progress of this process's partitions; after `run`, of its last partitions."""
@@ -209,6 +234,8 @@ class Copying(RebalanceListener):
                 pending = None if queue is None else queue.first
                 oldest_ms = copy.newest_ms if pending is None else pending.batch.base_time
                 lag_s = self.lags.age_s(partition, at, oldest_ms) if at < end else 0.0
+            if at == self._open.begin.get(partition):
+                why = Wait.OPEN_TRANSACTION.value
             found.append(MirrorProgress(partition, at, end, lag_s, why))
         return found
 
@@ -261,8 +288,8 @@ class Copying(RebalanceListener):
                     if goal is None or time.monotonic() - goal_checked < POLL_S:
                         continue  # producers may never pause
                 goal_checked = time.monotonic()
-                if goal is not None and await self._reached(goal):
-                    self._report.caught_up = True
+                if goal is not None and (await self._reached(goal) or self._report.uncommitted):
+                    self._report.caught_up = not self._report.uncommitted
                     break
             await self._drain(consumer.assignment())
             await self._commit(consumer.assignment())
@@ -370,7 +397,8 @@ class Copying(RebalanceListener):
             f"the new cluster refuses old offsets {batch.first} to {batch.next - 1} of partition {partition.partition} "
             f"({batch.size} bytes): {error}; nothing is skipped"
         )
-        self._stop(partition.topic, Stop(reason, Remedy.UNFIT))
+        remedy = Remedy.TIMES if error.code == ErrorCode.INVALID_TIMESTAMP else Remedy.UNFIT
+        self._stop(partition.topic, Stop(reason, remedy))
 
     # -- commits --------------------------------------------------------------------------------------------------
 
@@ -430,9 +458,10 @@ class Copying(RebalanceListener):
         goal.update(await self._ends(unknown))
         await self._commit(mine)
         left = {each: end for each, end in goal.items() if end != 0 and each.topic not in stops}
+        lags = self._consumer.lag()  # up to open transactions
         for partition in mine & left.keys():
             end, copy = left[partition], self._copies.get(partition)
-            if end is None or copy is None or copy.acked < end:
+            if end is None or copy is None or (copy.acked < end and lags.get(partition) != 0):
                 return False
         await self._check_targets()
         left = {each: end for each, end in left.items() if each.topic not in stops}
@@ -443,7 +472,11 @@ class Copying(RebalanceListener):
         late = left.keys() - reached
         if late:
             await self._stop_others(late)
-        return all(each.topic in stops for each in late)
+        late = {each for each in late if each.topic not in stops}
+        await self._open.update({each: committed[each].offset for each in late if each in committed})
+        if late and late == self._open.begin.keys() and self._open.age_s >= OPEN_S:
+            self._report.uncommitted.update(await self._open.describe(sorted(late)))
+        return not late
 
     async def _stop_others(self, partitions: Iterable[TopicPartition]) -> None:
         """Stops recreated topics of other processes: they will not reach the goal."""
@@ -559,7 +592,7 @@ class Copying(RebalanceListener):
             return
         self._report.stops[topic] = stop
         log.error("%s: %s", self._settings.group, stop.text(topic))
-        if stop.remedy in (Remedy.RESTART, Remedy.UNFIT):
+        if stop.remedy in (Remedy.RESTART, Remedy.TIMES, Remedy.UNFIT):
             self._sender.drop([each for each in self._copies if each.topic == topic])
         self._pause_stopped(self._consumer.assignment())
 

@@ -11,8 +11,9 @@ from typing import Final
 
 from kafka.protocol.admin import ListGroupsRequest
 
+from allocator.core.aio import boot_clock
 from allocator.core.client import KafkaClient, for_code
-from allocator.core.offsets import GroupOffsets
+from allocator.core.offsets import GroupOffsets, IdleOffsets
 from allocator.core.subscription import stamped
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.positions import PartitionCopy, Target
@@ -33,6 +34,10 @@ class GroupSync:
     Guarantee: a group that starts on the new cluster gets every record after its offset on the old one. It never sets
     back an offset there, and commits none for a group with live members: Kafka refuses that. Groups with members in
     the ensemble are left to a cutover, because their members may read either cluster.
+
+    Each round fetches the offsets on both clusters. It writes those that the new cluster lacks, and commits its own
+    ones again before they expire. An offset that a consumer or an operator committed there is overwritten only by a
+    later one that the group has reached on the old cluster since the last round.
     """
 
     def __init__(
@@ -46,7 +51,9 @@ class GroupSync:
         self._copies = copies
         self._stopped = stopped
         self._pattern = re.compile(pattern)
-        self._synced: dict[str, dict[TopicPartition, int]] = {}
+        self._stores: dict[str, tuple[GroupOffsets, GroupOffsets]] = {}  # on the old and on the new cluster
+        self._reached: dict[str, dict[TopicPartition, int]] = {}  # translated offsets of the last round
+        self._renew_at: dict[str, float] = {}
         self._unknown: set[tuple[str, TopicPartition]] = set()  # groups and partitions that were logged
 
     async def run(self) -> None:
@@ -68,7 +75,9 @@ class GroupSync:
 
     async def _sync(self, group: str) -> None:
         clusters = self._clusters
-        old, new = GroupOffsets(clusters.old, group), GroupOffsets(clusters.new, group)
+        if group not in self._stores:
+            self._stores[group] = GroupOffsets(clusters.old, group), GroupOffsets(clusters.new, group)
+        old, new = self._stores[group]
         copies = {each: copy for each, copy in self._copies.items() if each.topic not in self._stopped}
         committed = await old.fetch(copies)
         if any(Target.of(offset) for offset in committed.values()):
@@ -88,16 +97,25 @@ class GroupSync:
                     )
                 continue
             targets[each] = copy.end if offset.offset >= copy.acked else min(target, copy.end)
-        if targets == self._synced.get(group, {}):
+        if not targets:
             return
+        there, reached = await new.fetch(targets), self._reached.setdefault(group, {})
+        wanted = {
+            each: at
+            for each, at in targets.items()
+            if each not in there or (there[each].offset < at and reached.get(each) != at)
+        }
+        texts = {each: stamped("synced", clusters.new.topic_id(each.topic)) for each in targets}
+        now = boot_clock()
+        is_due = now >= self._renew_at.get(group, 0.0)
+        if is_due:  # without members, Kafka counts the age of an offset from its last commit
+            wanted = {each: one.offset for each, one in there.items() if one.metadata == texts[each]} | wanted
         ensembles = [] if clusters.groups is None else [clusters.groups]
-        if await live_members(clusters.new, ensembles, group, clusters.root):
-            return
-        there = await new.fetch(targets)
-        ahead = {each: at for each, at in targets.items() if each not in there or there[each].offset < at}
-        ids = {each: clusters.new.topic_id(each.topic) for each in ahead}
-        await new.commit({each: OffsetAndMetadata(at, stamped("synced", ids[each]), -1) for each, at in ahead.items()})
-        self._synced[group] = targets
+        if not wanted or not await live_members(clusters.new, ensembles, group, clusters.root):
+            await new.commit({each: OffsetAndMetadata(at, texts[each], -1) for each, at in wanted.items()})
+            reached.update(targets)
+        if is_due:
+            self._renew_at[group] = now + IdleOffsets.period_s(await new.retention_s())
 
 
 async def list_groups(client: KafkaClient) -> list[str]:

@@ -36,6 +36,15 @@ class MirroredTopics:
         self._origins = Origins(clusters.old, None if clusters.back is None else clusters.back.topic)
         self._origins_checked = 0.0
 
+    async def wanted(self) -> list[str]:
+        """Returns the old topics to copy, as of now."""
+        old, settings = self._clusters.old, self._report.settings
+        pattern = re.compile(settings.pattern or "")
+        await old.refresh(settings.topics)
+        topics = settings.topics or [topic for topic in old.topics() if pattern.match(topic)]
+        await self.leave_out(topics)
+        return [topic for topic in topics if topic not in self._report.left_out]
+
     async def prepare(self, topics: Collection[str]) -> None:
         """Leaves out or stops those of these topics that must not be copied; the others exist on both clusters then."""
         await self.leave_out(topics)

@@ -27,6 +27,8 @@ class Wait(enum.Enum):
     OLD_LEADER = "it has no leader on the old cluster"
     """It has no copy: it is taken over once it has a leader, as if this process had just been assigned it."""
     NEW_LEADER = "it has no leader on the new cluster"
+    OPEN_TRANSACTION = "a transaction on the old cluster is open"
+    """Its copy is complete up to there."""
 
 
 class Target(NamedTuple):

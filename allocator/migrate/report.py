@@ -25,6 +25,10 @@ class RecordsGone(AllocatorError):
     """The old cluster deleted records before they were mirrored. Everything else is done."""
 
 
+class TransactionsOpen(AllocatorError):
+    """All records before some open transactions are mirrored, and those in and behind them are not."""
+
+
 class Remedy(enum.Enum):
     """The action of an operator that lets the mirror of a stopped topic continue."""
 
@@ -54,6 +58,11 @@ class Remedy(enum.Enum):
     OTHER_TARGET = (
         "If that was a mirror to another cluster, start this one with another --group. If the offset map was deleted, "
         "start with --restart {topic} to mirror the topic again from its earliest old record"
+    )
+    TIMES = (
+        "Set message.timestamp.after.max.ms of the new topic to 9223372036854775807 (for times in the past, "
+        "message.timestamp.before.max.ms; before Kafka 3.6, message.timestamp.difference.max.ms), and start the mirror "
+        "again"
     )
     UNFIT = (
         "Correct it and start the mirror again, or leave the topic out (--exclude {topic}), or a setting that the new "
@@ -119,6 +128,9 @@ class MirrorReport:
         """Topics that match the pattern, but belong to this library on the old cluster -> what they are."""
         self.caught_up = False
         """Whether `run(until_caught_up=True)` has mirrored all records of its goal."""
+        self.uncommitted: dict[TopicPartition, str] = {}
+        """Partitions in which `run(until_caught_up=True)` has ended at an open transaction -> where that begins, and
+        whose it is."""
         self._lost_to: dict[tuple[TopicPartition, int], int] = {}
 
     @property
@@ -156,7 +168,8 @@ class MirrorReport:
         log.error("%s: the old cluster deleted %s before they were mirrored", self.settings.group, loss)
 
     def check(self) -> None:
-        """Raises TopicsStopped if topics are stopped, or RecordsGone after a loss unless `settings.accept_loss`."""
+        """Raises TopicsStopped if topics are stopped, RecordsGone after a loss unless `settings.accept_loss`, or
+        TransactionsOpen."""
         if self.stops:
             raise TopicsStopped("; ".join(stop.text(topic) for topic, stop in sorted(self.stops.items())))
         if self.lost_at_source and not self.settings.accept_loss:
@@ -165,4 +178,11 @@ class MirrorReport:
                 f"{some_of([*map(str, self.losses)])}; all "
                 "that it still had is mirrored. Copy them from a backup, or pass --accept-loss to end without this "
                 "error"
+            )
+        if self.uncommitted:
+            rest = [f"{each.topic}:{each.partition} {text}" for each, text in sorted(self.uncommitted.items())]
+            raise TransactionsOpen(
+                f"all is mirrored but the records in and behind open transactions of the old cluster: {some_of(rest)}. "
+                "Brokers end a transaction after its transaction.timeout.ms; if it stays longer, it hangs: find and "
+                "abort it with `kafka-transactions.sh`. Then start the mirror again"
             )

@@ -22,7 +22,7 @@ from allocator.errors import AllocatorError, BrokerError, TopicNotFound
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run, Switch
 from allocator.migrate.positions import Target, target_lost
-from allocator.migrate.report import Remedy, SourceLoss, Stop
+from allocator.migrate.report import Remedy, SourceLoss, Stop, TopicsStopped
 from allocator.migrate.tails import digest, match_tails, read_tails
 from allocator.migrate.topics import TopicIds, same_topic
 from allocator.migrate.translate import Ends, ends_of
@@ -154,6 +154,7 @@ async def take_over(
     }
     replaced = await find_replaced(clusters, logs, ids, intact)
     targets_lost = await _find_targets_lost(clusters, stored, target_ids)
+    elsewhere = await _mirrored_elsewhere(clusters, stored, target_ids)
     found: dict[TopicPartition, TakenOver] = {}
     spans: dict[TopicPartition, tuple[int, int]] = {}
     for partition, source in sources.items():
@@ -166,14 +167,13 @@ async def take_over(
             found[partition] = TakenOver(source.start, there, stop=change.stop)
             continue
         reason = None if change is None else change.reason
+        if reason is None and partition in elsewhere and partition.topic not in settings.restart:
+            found[partition] = TakenOver(source.start, there, stop=_other_target(settings))
+            continue
         if reason is None and partition in targets_lost:
             reason, choice = targets_lost[partition], "earliest" if partition.topic in settings.restart else None
             if choice is None:
-                stop = Stop(reason, Remedy.RESTART)
-                if not known.positions(partition).runs:
-                    others = f"group {settings.group!r} has mirrored it, and the offset map here knows nothing of it"
-                    stop = Stop(others, Remedy.OTHER_TARGET)
-                found[partition] = TakenOver(source.start, there, stop=stop)
+                found[partition] = TakenOver(source.start, there, stop=Stop(reason, Remedy.RESTART))
                 continue
         incarnation = known.incarnation(partition)
         incarnation = incarnation._replace(topic_id=ids[partition.topic] or incarnation.topic_id)
@@ -219,6 +219,41 @@ async def take_over(
     found.update(await _behind_tails(clusters, found, spans, committed))
     await known.flush()
     return found
+
+
+async def refuse_other_target(clusters: MirrorClusters, settings: MirrorSettings, topics: Iterable[str]) -> None:
+    """Raises TopicsStopped if a mirror of this group copies these topics to another cluster.
+
+    For the time before a process joins the group: as a member, it would take partitions from the processes of that
+    mirror.
+    """
+    partitions = [TopicPartition(topic, n) for topic in topics for n in clusters.old.partitions(topic) or ()]
+    stored = await clusters.offsets.fetch(partitions)
+    ids = await clusters.target_ids.of({each.topic for each in stored})
+    elsewhere = {each.topic for each in await _mirrored_elsewhere(clusters, stored, ids)} - {*settings.restart}
+    if elsewhere:
+        raise TopicsStopped("; ".join(map(_other_target(settings).text, sorted(elsewhere))))
+
+
+def _other_target(settings: MirrorSettings) -> Stop:
+    why = f"group {settings.group!r} has mirrored it, and the offset map here knows nothing of it"
+    return Stop(why, Remedy.OTHER_TARGET)
+
+
+async def _mirrored_elsewhere(
+    clusters: MirrorClusters, stored: Mapping[TopicPartition, OffsetAndMetadata], target_ids: Mapping[str, str | None]
+) -> set[TopicPartition]:
+    """Returns the partitions that a mirror of this group has begun to copy to another cluster: it writes the map before
+    its first commit. Also those whose topic was deleted together with the map."""
+    known = clusters.map
+    kept = {
+        each: target
+        for each, offset in stored.items()
+        if (target := Target.of(offset)) is not None and not known.positions(each).runs and known.switch(each) is None
+    }
+    lost = await find_targets_lost(clusters.new, kept, target_ids) if kept else {}
+    empty = {each for each, target in kept.items() if not target.offset}
+    return {*lost, *(each for each in empty if not same_topic(kept[each].topic_id, target_ids[each.topic]))}
 
 
 async def _begin_back(

@@ -30,7 +30,6 @@ LEFT_OUT: Final = frozenset(
         "message.timestamp.type",  # LogAppendTime, also by the cluster's default, overwrites the timestamps
         "message.timestamp.difference.max.ms",  # refuses old timestamps
         "message.timestamp.before.max.ms",
-        "message.timestamp.after.max.ms",
         "leader.replication.throttled.replicas",
         "follower.replication.throttled.replicas",
         "message.downconversion.enable",
@@ -43,6 +42,7 @@ LEFT_OUT: Final = frozenset(
 )
 # settings that delete records: the new topic must not have more of these than the old topic
 RETENTION: Final = "retention.ms"
+AFTER: Final = "message.timestamp.after.max.ms"
 TIMES: Final = "message.timestamp.type"
 KEEPING: Final = ("cleanup.policy", "retention.bytes", RETENTION)
 
@@ -76,12 +76,14 @@ async def _from_zookeeper(ensemble: ZooKeeperClient, topic: str) -> dict[str, st
         raise ConfigError(f"/config/topics/{topic} of the old ZooKeeper cannot be read: {shown(data)}") from error
 
 
-def carried(settings: Mapping[str, str], zstd: bool = True) -> dict[str, str]:
-    """Returns the settings that the new topic gets too. `zstd`: whether its brokers know that codec."""
+def carried(settings: Mapping[str, str], version: tuple[int, ...]) -> dict[str, str]:
+    """Returns the settings that the new topic gets too. `version` is that of its brokers."""
     return {
         name: value
         for name, value in settings.items()
-        if name not in LEFT_OUT and (zstd or (name, value) != ("compression.type", "zstd"))
+        if name not in LEFT_OUT
+        and (version >= (2, 1) or (name, value) != ("compression.type", "zstd"))
+        and (version >= (3, 6) or name != AFTER)
     }
 
 
@@ -143,9 +145,10 @@ async def make_alike(
             each.pop(name, None)
     existing = [name for name in there if here[name]]
     settings = await settings_of(new, existing) if existing else {}
-    zstd = new.broker_version >= (2, 1)
+    version = new.broker_version
     for name in existing:
-        expected, actual = carried(wanted[name], zstd), settings[name]
+        expected, actual = carried(wanted[name], version), settings[name]
+        expected.pop(AFTER, None)  # it refuses records, and then its topic stops: the new topic may take later times
         if actual.get(RETENTION) not in (None, expected.get(RETENTION)) and await deletes_after(old, new, name) is None:
             expected.pop(RETENTION, None)  # the new topic keeps records longer, which is allowed
             actual.pop(RETENTION, None)
@@ -159,7 +162,8 @@ async def make_alike(
         await add_partitions(new, name, counts[name])
         log.info("added partitions to %s: it has %d now, as on the old cluster", name, counts[name])
     for name in [name for name in there if not here[name]]:
-        await create_topic(new, name, counts[name], replication, {**carried(wanted[name], zstd), TIMES: "CreateTime"})
+        config = {**carried(wanted[name], version), TIMES: "CreateTime"}
+        await create_topic(new, name, counts[name], replication, config)
         log.info("created %s with %d partitions", name, counts[name])
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "committed",
     "contents",
     "cut",
+    "delete_group",
     "delete_records",
     "fill",
     "killed",
@@ -232,6 +233,14 @@ def delete_records(bootstrap: str, topic: str, before: int, partition: int = 0) 
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         admin.delete_records({TopicPartition(topic, partition): before})
+    finally:
+        admin.close()
+
+
+def delete_group(bootstrap: str, group: str) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        admin.delete_groups([group])
     finally:
         admin.close()
 

@@ -194,3 +194,12 @@ async def frozen(world: World) -> None:
         return (await choice_of(world)).frozen
 
     await wait_until_async(is_frozen, 60, "the group to be frozen")
+
+
+async def test_a_cutover_says_once_what_an_old_broker_lacks(make_world: Any, tmp_path: Path) -> None:
+    """Each step connects several times."""
+    world = await make_world()
+    async with mirrored(world) as plan:
+        with (tmp_path / "errors").open("wb") as errors, command(plan, "--until", "drain", errors=errors) as process:
+            assert await asyncio.to_thread(process.wait, 60) == 0
+    assert (tmp_path / "errors").read_text().count("no headers, timestamps or transactions") == 1

@@ -16,8 +16,18 @@ import pytest
 from allocator import Consumer
 from allocator.migrate.offset_map import map_topic
 from allocator.testing import LocalCluster, produce, wait_until_async
+from allocator.testing.plugin import ClusterFactory
 from tests.joining import joined
-from tests.migrate.mirroring import Pair, commit, committed, delete_records, mirroring, transactions
+from tests.migrate.mirroring import (
+    Pair,
+    commit,
+    committed,
+    contents,
+    delete_group,
+    delete_records,
+    mirroring,
+    transactions,
+)
 from tests.outside.java_tools import command, properties
 
 pytestmark = pytest.mark.deadline(300)
@@ -164,3 +174,66 @@ async def test_a_map_that_begins_in_the_middle_moves_no_group_past_records(
         await wait_until_async(synced, 60, "the group beyond")
         await wait_until_async(lambda: f"{behind}' is not synced" in caplog.text, 60, "the log")
         assert await committed(pair.new, behind, pair.topic) == {}
+
+
+async def test_offsets_that_the_new_cluster_has_lost_are_written_again(
+    make_pair: Callable[..., Any], group: str
+) -> None:
+    """It deletes the offsets of a group without members after a time, and an operator may delete the group. Only what a
+    consumer has committed there since stays as it is, also where it went back."""
+    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}.*")
+    topic, at = pair.topic, pair.partition
+    await pair.fill(100)
+    await pair.catch_up()
+    quiet, moved, last = (f"{group}-{n}" for n in range(3))
+    await commit(pair.old, quiet, {at: 60})
+    await commit(pair.old, moved, {at: 60})
+
+    async def reached(name: str, offset: int) -> bool:
+        return await committed(pair.new, name, topic) == {0: offset}
+
+    async with mirroring(pair.mirror()):
+        for name in (quiet, moved):
+            await wait_until_async(lambda name=name: reached(name, 60), 60, "the first round")
+        await commit(pair.new, moved, {at: 30})  # it has moved, and reads some records again
+        await asyncio.to_thread(delete_group, pair.new.bootstrap, quiet)
+        await wait_until_async(lambda: reached(quiet, 60), 60, "the offsets to be written again")
+        await commit(pair.old, last, {at: 10})
+        await wait_until_async(lambda: reached(last, 10), 60, "another round")
+        assert await reached(moved, 30)
+
+
+async def test_the_offsets_of_a_quiet_group_do_not_expire_on_the_new_cluster(
+    make_pair: Callable[..., Any], cluster_factory: ClusterFactory, group: str
+) -> None:
+    """Without members, Kafka counts their age from the last commit. So each is committed again in time, except those
+    that a consumer has committed there itself."""
+    new = await asyncio.to_thread(
+        cluster_factory,
+        kafka="3.9.1",
+        broker_config={"offsets.retention.minutes": 1, "offsets.topic.num.partitions": 1},
+    )
+    pair: Pair = await make_pair("2.8.2", new, sync_group_offsets=f"{group}.*")
+    topic, at = pair.topic, pair.partition
+    await pair.fill(100)
+    await pair.catch_up()
+    quiet, moved = f"{group}-quiet", f"{group}-moved"
+    for name in (quiet, moved):
+        await commit(pair.old, name, {at: 60})
+    await commit(pair.new, moved, {at: 70})
+
+    async def commits(name: str) -> list[int]:
+        """The times of the commits of a group on the new cluster."""
+        rows = (await contents(new, "__consumer_offsets"))[0]
+        keys = {name.encode(), topic.encode()}
+        return [row[1] for row in rows if row[3] is not None and all(key in row[2] for key in keys)]
+
+    async with mirroring(pair.mirror()):
+
+        async def renewed() -> bool:
+            return len(await commits(quiet)) >= 3
+
+        await wait_until_async(renewed, 100, "two more commits")
+    times = await commits(quiet)
+    assert max(later - before for before, later in zip(times, times[1:])) < 50_000
+    assert len(await commits(moved)) == 1

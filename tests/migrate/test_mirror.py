@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer as TransactionalProducer
 from tornado.httpclient import AsyncHTTPClient
 
 from allocator.core.client.client import KafkaClient
 from allocator.errors import ConfigError
-from allocator.migrate.report import TopicsStopped
+from allocator.migrate import copying
+from allocator.migrate.report import TopicsStopped, TransactionsOpen
 from allocator.migrate.takeover import NotEmpty
 from allocator.migrate.topics import TopicsDiffer, settings_of
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
@@ -226,3 +229,30 @@ async def test_a_batch_that_the_new_cluster_refuses_stops_its_topic_with_the_rea
     with pytest.raises(TopicsStopped, match=rf"{pair.topic}' .*old offsets 0 to 0 of partition 0 .*MESSAGE_TOO_LARGE"):
         await pair.catch_up()
     assert await pair.copied(other) == numbered("value", 20)
+
+
+@pytest.mark.parametrize("old", ["2.8.2", "3.9.1"])
+async def test_a_mirror_with_a_goal_ends_at_a_transaction_that_stays_open(
+    old: str, make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All before it is copied, and the error says whose it is: a hanging transaction never ends by itself."""
+    monkeypatch.setattr(copying, "OPEN_S", 2.0)
+    pair: Pair = await make_pair(old, "4.1.1", 2)
+    await pair.fill(10)
+    await pair.fill(10, partition=1)
+    producer = TransactionalProducer({"bootstrap.servers": pair.old.bootstrap, "transactional.id": pair.group})
+    await asyncio.to_thread(producer.init_transactions, 30)
+    producer.begin_transaction()
+    producer.produce(pair.topic, b"open", partition=0)
+    await asyncio.to_thread(producer.flush, 30)
+    await pair.fill(5, "behind")
+    mirror, shown = pair.mirror(), re.escape(repr(pair.group))
+    whose = rf", producer id \d+, transactional id {shown}" if old == "3.9.1" else ""
+    with pytest.raises(TransactionsOpen, match=rf"{pair.topic}:0 from offset 10 on{whose}\. "):
+        await asyncio.wait_for(mirror.run(until_caught_up=True), 60)
+    assert not mirror.caught_up
+    assert await pair.copied() == numbered("value", 10)
+    assert len((await contents(pair.new, pair.topic))[1]) == 10
+    await asyncio.to_thread(producer.abort_transaction, 30)
+    assert (await pair.catch_up()).caught_up
+    assert await pair.copied() == numbered("value", 10) + numbered("behind", 5)

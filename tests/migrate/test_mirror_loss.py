@@ -249,6 +249,22 @@ async def test_records_that_the_new_cluster_would_delete_at_once_stop_their_topi
         await pair.catch_up()
 
 
+async def test_a_time_that_the_new_cluster_refuses_is_mirrored_once_the_new_topic_takes_it(make_pair: MakePair) -> None:
+    """Some programs write microseconds, and Kafka 4 takes at most an hour ahead."""
+    later = {"message.timestamp.after.max.ms": str(2**63 - 1)}
+    pair = await make_pair("3.9.1", "4.1.1")
+    taken = await pair.add_topic(config=later)  # its setting is carried over
+    rows = [ProducedRecord(b"k", b"value %d" % n, 0, wall_ms() * 1000) for n in range(5)]
+    for each in (pair.topic, taken):
+        await asyncio.to_thread(produce, pair.old.bootstrap, each, rows)
+    error = await stopped(pair.mirror(), pair.topic)
+    assert "Set message.timestamp.after.max.ms of the new topic to 9223372036854775807" in error
+    assert (await pair.copied(), await pair.copied(taken)) == ([], numbered("value", 5))
+    await asyncio.to_thread(set_config, pair.new, pair.topic, later)
+    await pair.catch_up()
+    await pair.assert_equal()
+
+
 async def test_a_rollback_after_a_cut_behind_a_gap_skips_no_record(make_pair: MakePair) -> None:
     pair = await make_pair(old_zookeeper=None)
     await pair.fill(10, "one")

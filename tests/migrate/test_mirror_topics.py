@@ -26,6 +26,7 @@ from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
 from tests.migrate.mirroring import (
     Pair,
+    bare,
     commit,
     committed,
     contents,
@@ -286,3 +287,38 @@ async def test_a_second_target_with_the_same_group_is_told_so(
     with pytest.raises(TopicsStopped, match=r"has mirrored it, .* start this one with another --group"):
         await caught_up(settings(pair.old, second, pair.group, topics=[pair.topic]))
     await caught_up(settings(pair.old, second, f"{pair.group}-2", topics=[pair.topic]))
+
+
+@pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
+async def test_mirrors_to_two_targets_never_share_a_group(
+    membership: str, make_pair: MakePair, cluster_factory: Callable[..., LocalCluster]
+) -> None:
+    """Each cluster would get the records of some partitions. The topic is empty, so the positions tell little."""
+    pair: Pair = await make_pair("2.8.2", "3.9.1", 4, membership=membership)
+    third = await asyncio.to_thread(lambda: cluster_factory(kafka="1.1.1"))
+    chosen = replace(pair.settings, topics=[pair.topic])
+    targets = {pair.new: chosen, third: replace(chosen, new=third.bootstrap)}
+    mirrors = {cluster: Mirror(chosen) for cluster, chosen in targets.items()}
+    tasks = {asyncio.ensure_future(mirror.run()): cluster for cluster, mirror in mirrors.items()}
+    try:
+        (refused,), _ = await asyncio.wait(tasks, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises((TopicsStopped, ConfigError), match=r"start this one with another --group"):
+            await refused
+        other = targets[tasks.pop(refused)]
+        ((running, cluster),) = tasks.items()
+        mirror = mirrors[cluster]
+        await wait_until_async(lambda: len(mirror.progress()) == 4, 60, "it to own all partitions")
+        with pytest.raises(TopicsStopped, match=r"has mirrored it, .* start this one with another --group"):
+            await Mirror(other).run()
+        with pytest.raises(ConfigError, match=r"mirror to another cluster .* start this one with another --group"):
+            await Mirror(replace(other, topics=[await pair.add_topic()])).run()
+        await pair.fill(40, partition=None)
+        await wait_until_async(lambda: mirror.records == 40, 60, "all records to come over")
+        assert bare(await contents(cluster, pair.topic)) == bare(await contents(pair.old, pair.topic))
+        assert not mirror.stopped
+        mirror.stop()
+        await running
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)

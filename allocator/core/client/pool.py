@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from allocator.core.aio.backoff import Backoff
@@ -42,6 +42,15 @@ MAX_IDLE_S: Final = 540.0  # brokers close idle connections after ten minutes
 # A broker responds to the requests of one connection in order. So requests that it may hold back have their own
 # connection; otherwise a commit would wait for a fetch.
 LANES: Final = {protocol.FETCH: "fetch", protocol.JOIN_GROUP: "join", protocol.SYNC_GROUP: "join"}
+
+
+@lru_cache(maxsize=1000)  # so that a command with many connections says it once
+def _warn_of_old(where: tuple[str, int], version: tuple[int, ...]) -> None:
+    log.warning(
+        "the broker at %s is Kafka %s: its records have no headers, timestamps or transactions",
+        address_text(*where),
+        ".".join(map(str, version)),
+    )
 
 
 def parse_addresses(brokers: str | Sequence[str]) -> tuple[Broker, ...]:
@@ -119,7 +128,6 @@ class ConnectionPool:
         self._failures: dict[Hashable, _Failures] = {}
         # versions at an address, by the last connection. The next connection checks them; a failed one drops them
         self._seen: dict[tuple[str, int], BrokerVersionData] = {}
-        self._warned: set[tuple[tuple[str, int], tuple[int, ...]]] = set()
         self._recognizing: dict[tuple[str, int], asyncio.Task[bool]] = {}
         self._away: set[Hashable] = set()  # unreachable brokers that were already logged
         self._loop = asyncio.get_running_loop()
@@ -150,14 +158,8 @@ class ConnectionPool:
 
     def _see(self, where: tuple[str, int], versions: BrokerVersionData) -> None:
         self._seen[where] = versions
-        version = tuple(versions.broker_version)
-        if is_old(versions) and (where, version) not in self._warned:
-            self._warned.add((where, version))
-            log.warning(
-                "the broker at %s is Kafka %s: its records have no headers, timestamps or transactions",
-                address_text(*where),
-                ".".join(map(str, version)),
-            )
+        if is_old(versions):
+            _warn_of_old(where, tuple(versions.broker_version))
 
     async def _recognize(self, broker: Broker) -> bool:
         """Returns whether a broker that closed a connection on ApiVersions has version 0.8.x, and notes the version.

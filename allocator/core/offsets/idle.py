@@ -60,6 +60,11 @@ class IdleOffsets:
         self._period_s: float | None = None  # computed from the retention time that was read at `_learnt`
         self._learnt = float("-inf")
 
+    @staticmethod
+    def period_s(retention_s: float | None) -> float:
+        """Returns the seconds after which an idle offset is committed again. `retention_s` None: it is unknown now."""
+        return min(MAX_PERIOD_S, max(1.0, PERIOD * (SHORTEST_RETENTION_S if retention_s is None else retention_s)))
+
     def not_ours(self) -> set[TopicPartition]:
         """Returns the partitions that this member has not committed since it became their owner."""
         return {p for p, kept in self._known().items() if kept.committed is not None and kept.committed_at is None}
@@ -135,9 +140,7 @@ class IdleOffsets:
         now = self.clock()
         if self._period_s is None or now - self._learnt >= MAX_PERIOD_S:
             retention_s = await self._offsets.retention_s()
-            period_s = min(
-                MAX_PERIOD_S, max(1.0, PERIOD * (SHORTEST_RETENTION_S if retention_s is None else retention_s))
-            )
+            period_s = self.period_s(retention_s)
             if retention_s is None:
                 return period_s  # the next turn reads the retention again
             self._period_s, self._learnt = period_s, now

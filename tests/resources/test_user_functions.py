@@ -85,6 +85,36 @@ async def test_a_callback_that_cancels_itself_counts_as_returned(zk_chroot: str,
         await until_shared(first)
 
 
+@pytest.mark.parametrize("in_task", [False, True], ids=["in the callback", "in a task that it starts"])
+async def test_a_hold_in_a_callback_fails_at_once_or_begins(
+    zk_chroot: str, group: str, in_task: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The hold waits until the callback has returned, so the callback must not wait for it."""
+    entered: list[str] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def hold(names: Collection[str]) -> None:
+        for name in names:
+            await _entered(first, name)
+            entered.append(name)
+
+    async def assigned(names: Collection[str]) -> None:
+        if in_task:
+            tasks.append(asyncio.create_task(hold(names)))
+            await asyncio.sleep(0)  # the task waits before this callback returns
+        else:
+            await hold(names)
+
+    first = Allocation(NAMES, group=group, zookeeper=zk_chroot, on_assigned=assigned)
+    second = Allocation(NAMES, group=group, zookeeper=zk_chroot)
+    async with started(first, second):
+        await until_shared(first, second)
+        for task in tasks:
+            await asyncio.wait_for(task, 30)
+    assert bool(entered) is in_task
+    assert ("start a task" in caplog.text) is not in_task
+
+
 async def _entered(allocation: Allocation, name: str) -> None:
     async with allocation.hold(name):
         pass

@@ -35,6 +35,7 @@ class _Callback:
     """One call of a function of the user."""
 
     over = False
+    work: asyncio.Future[Any] | None = None  # what awaits its result, if that is awaitable
 
 
 _in_callback: ContextVar[_Callback | None] = ContextVar("in_callback", default=None)
@@ -256,7 +257,7 @@ async def call_user(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             answer = function(*arguments)
             work: asyncio.Future[Any] | None
-            work = asyncio.ensure_future(answer) if inspect.isawaitable(answer) else None
+            callback.work = work = asyncio.ensure_future(answer) if inspect.isawaitable(answer) else None
         except asyncio.CancelledError:
             work = asyncio.get_running_loop().create_future()
             work.cancel()
@@ -270,6 +271,12 @@ async def call_user(function: Callable[..., Any], *arguments: Any) -> Any:
     if work.cancelled():
         raise RuntimeError("it cancelled itself")
     return work.result()
+
+
+def is_in_callback() -> bool:
+    """Returns whether a function of the user runs here that `call_user` awaits. False in tasks that it has started."""
+    callback = _in_callback.get()
+    return callback is not None and not callback.over and callback.work in (None, asyncio.current_task())
 
 
 async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:

@@ -8,7 +8,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from allocator.core.aio.tasks import call_user, within
+from allocator.core.aio.tasks import call_user, is_in_callback, within
+from allocator.core.errors import IllegalState
 from allocator.core.membership.membership import AssignmentListener
 from allocator.core.subscription.listener import RebalanceEvent, callback_of, check_listener
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures
@@ -53,8 +54,14 @@ class HoldingListener(AssignmentListener):
         return error
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits until a condition is true that depends on the tenures, on their holds, or on `take_error`."""
+        """Waits until a condition is true that depends on the tenures, on their holds, or on `take_error`. Raises
+        IllegalState in a callback that would have to return first."""
         while not condition():
+            if is_in_callback():
+                raise IllegalState(
+                    "a callback cannot wait for the group, because the group waits for the callback: start a task for "
+                    "this work (asyncio.create_task), and return"
+                )
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(future)
             try:

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.1
 # Time between two checks whether a member may join again. Higher: it joins later; lower: more reads meanwhile
 ADMISSION_S = 0.5
+PATIENCE_S = 10.0  # interval of the warnings that `on_assigned` delays a move
 
 
 class _Silence(Exception):
@@ -327,8 +328,10 @@ class SessionMembership(GroupMembership):
                 scope.start(self._drain(self.tenures.drain(part), started), "drain")
 
     async def _drain(self, tenures: list[Tenure], started: asyncio.Future[None] | None) -> None:
-        if started is not None:
-            await asyncio.wait({started})
+        while started is not None and not started.done():
+            await asyncio.wait({started}, timeout=PATIENCE_S)
+            if not started.done():
+                log.warning("%s: %d partitions move once `on_assigned` has returned", self._group, len(tenures))
         await self._give_up(tenures)
 
     async def _released(self, partitions: Partitions) -> None:

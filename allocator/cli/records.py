@@ -47,7 +47,10 @@ WINDOWS = 12  # maximum number of partitions whose read offsets are shown
     help="Start: earliest, latest (the newest records), an offset, or a time such as 2026-01-31T12:00:00Z.",
 )
 @click.option(
-    "--before", default=0, type=click.IntRange(0, 10_000), help="Also show this many records before the start."
+    "--before",
+    default=0,
+    type=click.IntRange(0, 10_000),
+    help="Also show this many records before the start. From latest, it replaces --limit.",
 )
 @click.option(
     "--limit", default=20, type=click.IntRange(0, 10_000), help="Show at most this many records from the start."

@@ -308,6 +308,7 @@ async def test_misuse_explains_itself(setting: Setting) -> None:
         calls: dict[str, Callable[[], Any]] = {
             "timeout_s is a number of seconds or None, not 'x'": lambda: consumer.getbatch(wrong),
             "max_records is an int or None, not 'x'": lambda: consumer.getmany(0, wrong),
+            "max_records is an int or None, not 1.5": lambda: consumer.getmany(0, cast(Any, 1.5)),
             r"offsets are a dict by partition, such as .*, not \[Topic": lambda: consumer.commit(cast(Any, [own])),
             "offsets are a dict by partition, .* not 'x'": lambda: consumer.commit_async(wrong),
             "times are a dict by partition, .* not 'x'": lambda: consumer.offsets_for_times(wrong),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import time
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar
@@ -127,7 +128,7 @@ class Reading:
 
     async def many(self, timeout_s: float | None, max_records: int | None) -> dict[TopicPartition, list[Record]]:
         try:
-            is_valid = max_records is None or max_records >= 1
+            is_valid = max_records is None or operator.index(max_records) >= 1
         except TypeError:
             raise TypeError(f"max_records is an int or None, not {shown(max_records)}") from None
         if not is_valid:

@@ -290,7 +290,8 @@ class TransactionMachine(ProgressMachine):
                 offsets = {
                     p: OffsetAndMetadata(at.offset, f"era {at.era}", -1)
                     for p, at in owned.items()
-                    if at.era == self.cluster.eras[p]
+                    # not an offset beyond a log that was cut since: its records would have no results until they reach it
+                    if at.era == self.cluster.eras[p] != self.oracle.cut_at.get(p)
                 }
                 self.in_background(self._commits(member, offsets))
             calls = [member.as_reader(lambda kind=kind: member.read(kind, timeout_s)) for kind in kinds]

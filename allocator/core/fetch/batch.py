@@ -208,6 +208,7 @@ class Batch(Sequence[Record]):
         The bytes are None if they also hold records outside this batch, or are not in format v2. Then adjacent record
         batches with the same codec are one `Batch`. So are adjacent ones of less than `small` bytes.
         """
+        self._follow_root()
         at = 0
         group: list[Segment] = []
         data: memoryview | None = None  # the bytes of `group` if it is one record batch
@@ -236,6 +237,7 @@ class Batch(Sequence[Record]):
         It decompresses a record batch when that is reached. Records and iterator keep these bytes in memory. In a
         watched batch it ends before bytes that do not decode, even if no record is before them.
         """
+        self._follow_root()
         segments, number = self._found.segments, self._first
         while number < self._end:
             end = number + 1

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import UserString, defaultdict
-from collections.abc import Callable, Mapping, MappingView, Sequence, Set
+from collections import ChainMap, UserDict, UserList, defaultdict, deque
+from collections.abc import Callable, MappingView, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Optional
 
 from allocator.core.aio import Backoff, start_task
 from allocator.core.consumer import Chosen, ConsumerBase
-from allocator.core.fetch import Batch
 from allocator.core.subscription import Hold, TopicPartitionState
 from allocator.errors import AllocatorError, Closed, DeliveryFailed, Fenced
 from allocator.handlers.handlers import HandlerMisuse, is_unread
@@ -21,9 +21,10 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 if TYPE_CHECKING:
     from allocator.producer import ConsumerTransactions, NewRecord, Producer, TakenRecord
 
-# The kinds of results that are searched for records. Reading others, such as the response of a server, may have effects
-COLLECTIONS: Final = (Sequence, Set, Mapping, MappingView)
-OPAQUE: Final = (str, bytes, bytearray, memoryview, UserString, Batch)  # a batch would be decoded again
+# The kinds of results that are searched for records. Reading another one, such as the response of a server, may have
+# effects or fail
+MAPPINGS: Final = (dict, UserDict, ChainMap, MappingProxyType)
+COLLECTIONS: Final = (*MAPPINGS, list, tuple, set, frozenset, deque, UserList, MappingView)
 BACKOFF_S, BACKOFF_MAX_S = 0.1, 5.0  # pauses after a failed transaction
 
 
@@ -52,7 +53,7 @@ def produced(result: Any, name: str) -> Sequence[Produce]:
             raise HandlerMisuse(f"handler {name!r} returned a list of Produce and other values; return only Produce")
         if found:
             return found
-    inside = _unwritten(result, {})
+    inside = _unwritten(result)
     if inside is not None:
         raise HandlerMisuse(
             f"handler {name!r} returned a {type(result).__name__} with {type(inside).__name__} inside, which is not "
@@ -61,19 +62,20 @@ def produced(result: Any, name: str) -> Sequence[Produce]:
     return ()
 
 
-def _unwritten(value: Any, seen: dict[int, Any]) -> Any:
-    """Returns a Produce, or an iterator that may yield some, in the collection at any depth; None: there is none.
-
-    `seen` has the collections that were searched, by their `id`. A collection may contain itself.
-    """
-    if isinstance(value, Produce) or is_unread(value):
-        return value
-    if not isinstance(value, COLLECTIONS) or isinstance(value, OPAQUE) or id(value) in seen:
-        return None
-    seen[id(value)] = value
-    parts: tuple[Any, ...] = (value.keys(), value.values()) if isinstance(value, Mapping) else (value,)
-    inside = (_unwritten(each, seen) for part in parts for each in tuple(part))
-    return next((each for each in inside if each is not None), None)
+def _unwritten(result: Any) -> Any:
+    """Returns a Produce, or an iterator that may yield some, in the collection at any depth; None: there is none."""
+    left = [result]
+    searched: dict[int, Any] = {}  # by `id`, because a collection may contain itself
+    while left:
+        value = left.pop()
+        if isinstance(value, Produce) or is_unread(value):
+            return value
+        if isinstance(value, COLLECTIONS) and id(value) not in searched:
+            searched[id(value)] = value
+            with contextlib.suppress(Exception):  # of a subclass of the user
+                left += value
+                left += value.values() if isinstance(value, MAPPINGS) else ()
+    return None
 
 
 class Results:

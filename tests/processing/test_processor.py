@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import ChainMap, Counter, UserList, UserString, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -546,8 +546,21 @@ class Cursor(Reads):
     def close(self) -> None: ...
 
 
+class Lazy(Sequence[Any]):
+    """Like a result set whose connection is closed."""
+
+    def __getitem__(self, index: Any) -> Any:
+        raise AssertionError("reading has effects")
+
+    def __len__(self) -> int:
+        raise AssertionError("reading has effects")
+
+
 LOOP: list[Any] = []
 LOOP.append(LOOP)
+DEEP: list[Any] = []
+for _ in range(5000):
+    DEEP = [DEEP]
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "plain"])
@@ -567,9 +580,10 @@ async def test_results_in_another_collection_than_a_flat_list_are_refused(kind: 
     assert cluster.committed == {PARTITION: 0}
 
 
-@pytest.mark.parametrize(
-    "result", [[], {}, {"rows": [1, (2, "x")]}, deque(), Cursor([]), b"bytes", UserString("text"), [[], {1}], LOOP]
-)
+IGNORED = [[], {}, {"rows": [1, (2, "x")]}, deque(), Cursor([]), b"bytes", UserString("text"), [[], {1}], LOOP]
+
+
+@pytest.mark.parametrize("result", [*IGNORED, pytest.param(DEEP, id="deep"), Lazy(), [Lazy()]])
 async def test_other_results_of_a_handler_are_ignored(result: Any) -> None:
     handled: list[int] = []
 

@@ -290,7 +290,7 @@ class TransactionMachine(ProgressMachine):
                 offsets = {
                     p: OffsetAndMetadata(at.offset, f"era {at.era}", -1)
                     for p, at in owned.items()
-                    # not an offset beyond a log that was cut since: its records would have no results until they reach it
+                    # none of a log that was cut since: the records before it would have no results
                     if at.era == self.cluster.eras[p] != self.oracle.cut_at.get(p)
                 }
                 self.in_background(self._commits(member, offsets))

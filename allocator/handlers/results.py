@@ -182,6 +182,9 @@ class Committing:
         self._ended = ended
         self.task: asyncio.Task[None] | None = None
         """Runs while results wait to be committed."""
+        self._most = 0
+        """How many results a transaction takes, so that those before a refused one are aborted a few times only: half
+        as many after each refusal, and twice as many after each success. 0: all."""
 
     def wake(self, window: Window) -> None:
         """Called when units have results."""
@@ -200,9 +203,9 @@ class Committing:
         self._ended(task)
 
     async def _run(self, window: Window) -> None:
-        backoff, most = Backoff(BACKOFF_S, BACKOFF_MAX_S), 0
+        backoff = Backoff(BACKOFF_S, BACKOFF_MAX_S)
         while self._goes_on():
-            units, end = window.returned(most)
+            units, end = window.returned(self._most)
             if not units:
                 return
             if not self._tenure.can_commit and not self._hold.of_former_log:  # where the log was cut is not known yet
@@ -227,7 +230,7 @@ class Committing:
                 transactions = (await self._results.transactions()).of(self._tenure)
                 await transactions.commit(records, partial(self._unmoved, chosen), partial(self._finished, units))
                 backoff.reset()
-                most = 0
+                self._most = 2 * self._most if len(units) == self._most else 0
             except AllocatorError as failed:
                 if failed.retriable or isinstance(failed, Fenced):
                     await asyncio.sleep(backoff.next())
@@ -236,7 +239,7 @@ class Committing:
                 elif not _is_refusal(failed):
                     raise  # of the transaction: no record is to blame
                 elif len(units) > 1:
-                    most = 1  # finds the record whose result is refused
+                    self._most = len(units) // 2
                 else:
                     self._refused(units[0], failed)
                     return

@@ -196,6 +196,29 @@ async def test_a_result_that_cannot_be_written_is_a_failure_of_the_handler(
             await consumer.process(lambda record: [Produce(two.out, b""), 1], results=mode)  # type: ignore[arg-type]
 
 
+async def test_a_refused_result_has_few_others_written_again(two: Two, topic_factory: Callable[..., str]) -> None:
+    """They wait for it in the order of their records, and each transaction with it is aborted."""
+    letters = await asyncio.to_thread(topic_factory, PARTITIONS)
+    async with two.producer() as producer:
+        for n in range(COUNT):
+            await producer.send(two.source, b"%d" % n, partition=0)
+    waiting = asyncio.Event()
+
+    async def handle(record: Record) -> Produce:
+        if record.offset == COUNT - 1:
+            waiting.set()
+        await waiting.wait()
+        return Produce(two.out, bytes(2_000_000) if record.offset in (50, COUNT - 1) else record.value, partition=0)
+
+    async with two.owner(0) as (_, consumer):
+        options: dict[str, Any] = {"results": "exactly-once", "retries": 0, "dead_letter_topic": letters}
+        found = until_written(two, 2, letters)
+        await process(consumer, handle, found, ordering="none", concurrency=COUNT, **options)
+        assert len(await until_written(two, COUNT - 2)) == COUNT - 2
+        (end,) = (await consumer.end_offsets([(two.out, 0)])).values()
+    assert end < 6 * COUNT, "a few times as many offsets as results"
+
+
 async def test_the_producer_of_the_consumer_closes_well_after_a_result_became_a_dead_letter(
     two: Two, topic_factory: Callable[..., str]
 ) -> None:

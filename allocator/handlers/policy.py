@@ -69,15 +69,15 @@ class ErrorPolicy:
         """
         actions: dict[type[BaseException], Action] = {}
         for action in Action:
-            errors = lists.get(action.value)
-            if errors is None:
-                errors = (Exception,) if action is Action.RETRY else ()
+            errors = lists.get(action.value) or ()
             for error in (_error_class(each, f"{where}{action.value}") for each in errors):
                 if error in actions:
                     raise ConfigError(
                         f"{actions[error].value} and {action.value} both name {error.__qualname__}; leave one out"
                     )
                 actions[error] = action
+        if lists.get(Action.RETRY.value) is None:
+            actions.setdefault(Exception, Action.RETRY)
         return cls(actions)
 
     def action(self, error: BaseException) -> Action | None:

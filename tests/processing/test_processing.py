@@ -24,7 +24,7 @@ from allocator.core.consumer.record_processor import RecordCommands
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import topic_of_offset
 from allocator.errors import ConfigError, DeserializationError, HandlerCutOff, HandlerFailed
-from allocator.handlers.policy import ErrorPolicy, Retries
+from allocator.handlers.policy import Action, ErrorPolicy, Retries
 from allocator.handlers.results import Produce
 from allocator.handlers.window import Window, fingerprint
 from allocator.types import Record
@@ -508,6 +508,7 @@ async def test_retries_end_after_their_time() -> None:
 )
 def test_an_invalid_list_of_error_classes_is_rejected(name: str, says: str) -> None:
     assert ErrorPolicy.of(retry_on=["ValueError", "allocator.errors.BrokerError", "json:JSONDecodeError"])
+    assert ErrorPolicy.of(skip_on=["Exception"]).action(ValueError()) is Action.SKIP
     with pytest.raises(ConfigError, match=says):
         ErrorPolicy.of(retry_on=[name])
     with pytest.raises(ConfigError, match="retry_on and skip_on both name ValueError"):

@@ -109,10 +109,64 @@ async def test_array_items_without_bytes_are_bounded(items: Any) -> None:
     few, many = (signed_varint(count) + b"\x00" for count in (1_000, 60_000))
     found = await decode(schema, few + b"\x02\x02k" + few + b"\x00")
     assert (len(found["a"]), len(found["b"]["k"])) == (1_000, 1_000)
-    with pytest.raises(ValueError, match="more than 100,000 array items without bytes"):
+    with pytest.raises(ValueError, match="more than 100,000 nulls and records without bytes"):
         await decode(schema, many + b"\x02\x02k" + many + b"\x00")
-    with pytest.raises(ValueError, match="more than 100,000 array items without bytes"):
+    with pytest.raises(ValueError, match="more than 100,000 nulls and records without bytes"):
         await decode(array(items), signed_varint(-(2**40)) + b"\x00\x00")
+
+
+def laughs(levels: int, last: Any) -> dict[str, Any]:
+    """Returns records of ten records each, ten to the power of `levels` in all, each with a field of type `last`."""
+    found = record("L0", last=last)
+    for level in range(1, levels + 1):
+        found = record(f"L{level}", first=found, **{f"f{number}": f"L{level - 1}" for number in range(9)})
+    return found
+
+
+WIDE = record("Wide", **{f"f{number}": "null" for number in range(2_000)})
+LONG = record("Long", text="string", **{f"f{number}": "null" for number in range(2_000)})
+DEEP: Any = "boolean"
+for _level in range(90):
+    DEEP = record(f"D{_level}", inner=DEEP)
+BOMBS: dict[str, tuple[Any, bytes]] = {
+    "records of records": (laughs(5, "null"), b""),
+    "besides bytes": (record("Top", text="string", all=laughs(5, "null")), b"\x02x"),
+    "in a union": (["null", laughs(5, "null")], b"\x02"),
+    "in unions": (
+        record("Top", a=["null", laughs(4, record("N", **{f"f{n}": "null" for n in range(8)}))], b=["L4"]),
+        b"\x02\x00",
+    ),
+    "in an array": (array(WIDE), signed_varint(60) + b"\x00"),
+    "in a map": ({"type": "map", "values": WIDE}, signed_varint(60) + b"\x02k" * 60 + b"\x00"),
+    "in items of bytes": (array(LONG), signed_varint(60) + b"\x00" * 60 + b"\x00"),
+    "in items of a union": (array(["null", WIDE]), signed_varint(60) + b"\x02" * 60 + b"\x00"),
+    "around each byte": (array(DEEP), signed_varint(2_000) + b"\x01" * 2_000 + b"\x00"),
+    "recursive": (
+        record("Node", next=["null", "Node"], **{f"f{n}": "null" for n in range(1_000)}),
+        b"\x02" * 120 + b"\x00",
+    ),
+}
+
+
+@pytest.mark.parametrize(("schema", "data"), BOMBS.values(), ids=BOMBS)
+@pytest.mark.parametrize("resolved", [False, True])
+async def test_values_without_bytes_are_bounded(schema: Any, data: bytes, resolved: bool) -> None:
+    with pytest.raises(ValueError, match="more than 100,000 nulls and records without bytes"):
+        await decode(schema, data, schema if resolved else None)
+
+
+async def test_values_that_bytes_pay_for_are_not_bounded() -> None:
+    count = 110_000
+    for items, item, value in (
+        (["null", "int"], b"\x00", None),
+        (record("R", empty="null", flag="boolean"), b"\x01", {"empty": None, "flag": True}),
+        (record("A", b=record("B", c=record("C", flag="boolean"))), b"\x01", {"b": {"c": {"flag": True}}}),
+        (record("T", empty="null", of=array("T")), b"\x00", {"empty": None, "of": []}),
+    ):
+        found = await decode(array(items), signed_varint(count) + item * count + b"\x00")
+        assert (len(found), found[0], found[-1]) == (count, value, value)
+    wide = await decode(array(WIDE), signed_varint(40) + b"\x00")
+    assert [len(each) for each in wide] == [2_000] * 40
 
 
 ITEMS = ["boolean", "float", "double", {"type": "fixed", "name": "F", "size": 3}, record("Point", x="float", y="float")]
@@ -156,3 +210,11 @@ async def test_a_schema_that_nests_deeply_is_refused() -> None:
             await decode(schema, b"\x02" * 400)
     with pytest.raises(ConfigError, match="more than 300 levels"):
         RegistryDeserializer("http://registry:8081", reader_schema=deep)
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, "8", None])
+async def test_a_fixed_type_without_a_size_is_refused(size: Any) -> None:
+    """A negative size led the check back to the same count again and again."""
+    writer = record("Old", points=array({"type": "fixed", "name": "F", "size": size}))
+    with pytest.raises(ValueError, match=f"a fixed type of {size!r} bytes"):
+        await decode(writer, b"\x03\x00\x00", record("Old"))

@@ -76,6 +76,16 @@ async def test_logical_types_become_python_values() -> None:
         assert deserializer(framed(2, b'{"a": [1]}')) == {"a": [1]}
 
 
+@pytest.mark.parametrize("reader", [False, True])
+async def test_a_schema_around_a_record_of_any_name_is_decoded(reader: bool) -> None:
+    inner = {"type": "record", "name": "allocator_record", "fields": [{"name": "value", "type": "int"}]}
+    for around, value in ((["null", inner], {"value": 3}), ({"type": "array", "items": inner}, [{"value": 3}])):
+        async with registry({"/schemas/ids/1": schema(around)}, []) as url:
+            deserializer = RegistryDeserializer(url, reader_schema=around if reader else None, timeout_s=30)
+            data = framed(1, avro(around, value))
+            assert (await loaded(deserializer, data))(data) == value
+
+
 async def test_a_record_that_cannot_be_decoded_is_a_value_error(monkeypatch: pytest.MonkeyPatch) -> None:
     responses: dict[str, Any] = {
         "/schemas/ids/1": schema(V1),

@@ -1,9 +1,9 @@
 """Bounds what one Avro record may cost, because fastavro decodes whatever the bytes announce.
 
 fastavro recurses in C without a limit, so a record of 5 KB that nests deeply ends the process. It reads as many items
-as an array announces, even if the items have no bytes, and it converts decimals of any length. Most schemas cannot
-describe the first two; their records are not checked, and cost nothing more. Apache Avro's own decoders have such
-limits too.
+as an array announces, even if the items have no bytes, builds records of records of nulls without a byte, and converts
+decimals of any length. Most schemas can describe only the last; their records are not checked, and cost nothing more.
+Apache Avro's own decoders have such limits too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from allocator.errors import ConfigError
 # records, unions, arrays and maps in each other. fastavro needs about 1 KB of the stack for each, and a thread of macOS
 # or musl may have 512 KB. Higher: larger stacks; lower: refuses more records
 MAX_DEPTH = 300
-MAX_EMPTY = 100_000  # array items without bytes in one record, such as nulls. Higher: more memory and time
+MAX_EMPTY = 100_000  # nulls and records for which one record has no bytes. Higher: more memory and time
+PER_BYTE = 4  # nulls and records for each byte. Higher: more memory and time; lower: refuses more records
 MAX_DIGITS = 10_000  # digits of a decimal. The time to convert it grows with their square
 
 DECIMAL = "allocator-decimal"
 """Logical type that replaces "decimal" in a writer's schema, so that `read_decimal` reads it."""
 
+_EMPTY = f"more than {MAX_EMPTY:,} nulls and records without bytes"
 _SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _NUMBERS = ("int", "long", "enum")
 _EXACT = decimal.Context(prec=decimal.MAX_PREC, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
@@ -37,7 +39,7 @@ class OutOfBounds(ValueError):
 class _Type:
     """A type of a schema. A type that contains itself is a cycle of objects."""
 
-    __slots__ = ("content", "height", "kind", "size")
+    __slots__ = ("content", "excess", "height", "kind", "size", "values")
 
     def __init__(self, kind: str, content: Any = ()) -> None:
         self.kind = kind
@@ -46,6 +48,12 @@ class _Type:
         """The types in it; of an array the only one."""
         self.size: Optional[int] = None
         """Bytes of each value; None if they differ."""
+        self.values = 0
+        """Nulls and records in each value. If `size` is None, those in the fields do not count."""
+        self.excess = -PER_BYTE
+        """Most nulls and records in a value for which it has no bytes. Array items and recursion do not count."""
+        if kind == "union":
+            self.excess += max((each.excess for each in content), default=0)
         self.height = 1 + max((each.height for each in content), default=0)
         """Types in each other. Those that contain this type again do not count."""
 
@@ -65,7 +73,7 @@ def bounds_check(schema: Any, *, resolved: bool) -> Optional[Callable[[bytes], N
     """Returns a function that raises OutOfBounds for bytes beyond the bounds; None if there can be no such bytes.
 
     `schema`: a record, parsed by fastavro, with all its types. Its logical type "decimal" becomes `DECIMAL`. Raises
-    ConfigError if it has more than `MAX_DEPTH` types in each other.
+    ConfigError if it has more than `MAX_DEPTH` types in each other, or a fixed type of a negative size.
 
     `resolved`: there is a reader schema. fastavro skips the fields that the reader lacks, and then does not notice that
     the bytes end within an array of booleans, floats or fixed.
@@ -74,8 +82,8 @@ def bounds_check(schema: Any, *, resolved: bool) -> Optional[Callable[[bytes], N
     root = types.add(schema, ())
     if root.height > MAX_DEPTH:
         raise ConfigError(f"the Avro schema has more than {MAX_DEPTH} types in each other")
-    endless = bool(types.item_sizes) if resolved else 0 in types.item_sizes
-    return partial(_check, root) if endless or types.recursive else None
+    endless = types.empty_items or (resolved and types.sized_items)
+    return partial(_check, root) if endless or types.recursive or root.excess > MAX_EMPTY else None
 
 
 class _Types:
@@ -83,8 +91,10 @@ class _Types:
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self.recursive = False
-        self.item_sizes: set[int] = set()
-        """Bytes of the items of each array whose items have the same size."""
+        self.sized_items = False
+        """Whether all items of some array have the same size."""
+        self.empty_items = False
+        """Whether the items of some array or map may have more nulls and records than their bytes allow."""
         self._named = named
         self._records: dict[str, _Type] = {}
 
@@ -102,31 +112,42 @@ class _Types:
             return self._record(schema, inside)
         if kind == "array":
             item = self.add(schema["items"], inside)
-            if item.size is not None:
-                self.item_sizes.add(item.size)
+            self.sized_items |= item.size is not None
+            self.empty_items |= item.excess > 0
             return _Type("array", [item])
         if kind == "map":
-            return _Type("array", [_Type("record", [_Type("bytes"), self.add(schema["values"], inside)])])
+            value = self.add(schema["values"], inside)
+            self.empty_items |= value.excess > PER_BYTE  # the key has a byte
+            return _Type("array", [_Type("record", [_Type("bytes"), value])])
         if schema.get("logicalType") == "decimal" and kind in ("bytes", "fixed") and schema.get("precision"):
             schema["logicalType"] = DECIMAL
         found = _Type("number" if kind in _NUMBERS else "bytes" if kind in ("bytes", "string") else "size")
         if found.kind == "size":
-            found.size = schema["size"] if kind == "fixed" else _SIZES[kind]
+            found.size = size = schema["size"] if kind == "fixed" else _SIZES[kind]
+            if not (isinstance(size, int) and size >= 0):
+                raise ConfigError(f"the Avro schema has a fixed type of {size!r:.20} bytes")
+            found.values = int(size == 0)
+            found.excess = found.values - PER_BYTE * size
         return found
 
     def _record(self, schema: Mapping[str, Any], inside: tuple[str, ...]) -> _Type:
         name = schema["name"]
         found = self._records[name] = _Type("record")
+        found.values = 1
         found.content = [self.add(field["type"], (*inside, name)) for field in schema["fields"]]
         found.height += max((each.height for each in found.content), default=0)
         sizes = [each.size for each in found.content]
-        found.size = None if None in sizes else sum(sizes)
+        if None not in sizes:
+            found.size = sum(sizes)
+            found.values += sum(each.values for each in found.content)
+        found.excess = 1 + sum(each.excess for each in found.content)
         return found
 
 
 def _check(root: _Type, data: bytes) -> None:
     """Raises OutOfBounds for bytes that nest too deeply, announce too many items, or end too early."""
-    at, empty, end = 0, MAX_EMPTY, len(data)
+    at, end = 0, len(data)
+    left = MAX_EMPTY + PER_BYTE * end  # nulls and records
 
     def number() -> int:
         nonlocal at
@@ -145,21 +166,20 @@ def _check(root: _Type, data: bytes) -> None:
         raise OutOfBounds("a number of more than 10 bytes")
 
     def items(item: _Type) -> Iterator[_Type]:
-        nonlocal at, empty
+        nonlocal at, left
         while count := number():
             stop = None
             if count < 0:
                 count, stop = -count, number() + at
-            if item.size == 0:
-                empty -= count
-                if empty < 0:
-                    raise OutOfBounds(f"more than {MAX_EMPTY:,} array items without bytes")
-            elif count * (item.size or 1) > end - at:
+            if item.size != 0 and count * (item.size or 1) > end - at:
                 raise OutOfBounds("an array or map announces more items than there are bytes")
-            elif item.size is not None:
-                at += count * item.size
-            else:
+            if item.size is None:
                 yield from repeat(item, count)
+            else:
+                at += count * item.size
+                left -= count * item.values
+                if left < 0:
+                    raise OutOfBounds(_EMPTY)
             if stop is not None and at != stop:
                 raise OutOfBounds("a block of an array or map has another size than it announces")
 
@@ -169,7 +189,11 @@ def _check(root: _Type, data: bytes) -> None:
             each = next(open_values[-1], None)
             if each is None:
                 open_values.pop()
-            elif each.size is not None:
+                continue
+            left -= each.values
+            if left < 0:
+                raise OutOfBounds(_EMPTY)
+            if each.size is not None:
                 at += each.size
             elif each.kind == "number":
                 number()

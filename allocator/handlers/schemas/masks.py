@@ -42,6 +42,8 @@ _SHOWN = "!headers."
 """Start of a text that shows a header."""
 _DOCUMENT = re.compile(r"[\"'{}\[\]:=<]")
 """A character of a document, which the name of a field does not have."""
+_ESCAPED = re.compile(r"%u[0-9a-f]{4}")
+"""A character as `escape` of JavaScript writes it."""
 MAX_ENCODINGS = 3  # maximum times that a text is encoded, one in the other. Higher: slower
 
 
@@ -224,7 +226,10 @@ def _contents(text: str, encodings: int) -> Iterator[str]:
     yield text
     if encodings:
         if "%" in text:  # such as the body of a form, where each name that is not ASCII is encoded
-            yield from _contents(unquote_plus(text), encodings - 1)
+            content = unquote_plus(text)
+            yield from _contents(content, encodings - 1)
+            if "\ufffd" in content:  # not UTF-8; a form has the encoding of its page
+                yield unquote_plus(text, "cp1252", "replace")
         for content in base64_contents(text):
             # a wrong start of the encoding rarely gives ASCII
             yield from _contents(content, encodings - 1 if content.isascii() else 0)
@@ -233,4 +238,4 @@ def _contents(text: str, encodings: int) -> Iterator[str]:
 def _has_field(text: str, names: Collection[str]) -> bool:
     if _ANY in names and text.lstrip().startswith(("{", "[", '"')):
         return True
-    return "\\u" in text or any(name in text for name in names if name != _ANY)
+    return "\\u" in text or bool(_ESCAPED.search(text)) or any(name in text for name in names if name != _ANY)

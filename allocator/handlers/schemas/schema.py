@@ -142,8 +142,9 @@ def avro_schema(schema: Any, named: dict[str, Any], name: str) -> Schema:
         # fastavro parses other schemas than those of records again for each record; as the only field of a record they
         # have the same bytes
         plain = all(each is None or _is_record(each) for each in (parsed, reader))
-        writer = _record_of(parsed, name, plain)
-        target = None if reader is None else _record_of(reader, "the reader schema", plain)
+        around = None if plain else f"allocator_{uuid.uuid4().hex}"  # a name that neither schema has
+        writer = _record_of(parsed, name, around)
+        target = None if reader is None else _record_of(reader, "the reader schema", around)
         check = bounds_check(writer, resolved=reader is not None)
 
         def decode(data: bytes) -> Any:
@@ -182,14 +183,17 @@ def _is_record(schema: Any) -> bool:
     return isinstance(schema, dict) and schema["type"] == "record"
 
 
-def _record_of(schema: Any, name: str, plain: bool) -> Any:
-    """Returns a parsed copy of a schema. Unless `plain`, it is the only field of a record. Raises ConfigError."""
+def _record_of(schema: Any, name: str, around: Optional[str]) -> Any:
+    """Returns a parsed copy of a schema, as the only field of a record named `around` unless that is None.
+
+    Raises ConfigError.
+    """
     named = schema.get("__named_schemas", {}) if isinstance(schema, dict) else {}
     try:
         whole = _whole(schema, named, set())
         check_depth(whole)
-        if not plain:
-            whole = {"type": "record", "name": "allocator_record", "fields": [{"name": _FIELD, "type": whole}]}
+        if around is not None:
+            whole = {"type": "record", "name": around, "fields": [{"name": _FIELD, "type": whole}]}
         return _fastavro().parse_schema(whole, {})
     except Exception as error:
         raise ConfigError(f"{name} is not an Avro schema: {error}") from error

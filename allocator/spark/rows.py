@@ -29,8 +29,9 @@ MILLIS = {"timestamp": "bigint"}
 
 # for records without a timestamp (before 0.10), like Java's NO_TIMESTAMP_TYPE
 NO_TIMESTAMP_TYPE = -1
-# the largest timestamp that Spark's microseconds can hold (year 294247); it replaces later ones
+# the largest timestamp that Spark's microseconds can hold (year 294247), and the smallest; they replace those beyond
 LAST_MS = (2**63 - 1) // 1000
+FIRST_MS = -LAST_MS
 
 
 def columns(include_headers: bool) -> dict[str, str]:
@@ -78,7 +79,8 @@ def _timestamp(found: Any, batch: Batch, kind: Any) -> Any:
         from pyarrow import compute
 
         cut = compute.min_element_wise(times.cast(pa.int64()), LAST_MS, skip_nulls=False)
-        return compute.multiply(cut, 1000).cast(kind)
+        cut = compute.max_element_wise(cut, FIRST_MS, skip_nulls=False)
+        return compute.multiply_checked(cut, 1000).cast(kind)
 
 
 def _timestamp_type(found: Any, batch: Batch, kind: Any) -> Any:

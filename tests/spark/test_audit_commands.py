@@ -190,7 +190,7 @@ def test_times_beyond_the_range_of_spark_are_compared(
 ) -> None:
     brokers, one, other = kafka_cluster.bootstrap, topic_factory(), topic_factory()
     nanoseconds, most = 1_700_000_000 * 10**9, 2**63 - 1
-    times = [-5000, 0, 1_700_000_000_000, nanoseconds, nanoseconds, most]
+    times = [-5000, 0, 1_700_000_000_000, nanoseconds, nanoseconds, most, -(2**62), -(2**63) // 1000]
     for n, ms in enumerate(times):  # one batch cannot have all of them
         produce(brokers, one, [(None, b"%d" % n, 0, ms)])
         produce(brokers, other, [(None, b"%d" % n, 0, ms + (n in (0, 4)) - (n == 5))])

@@ -35,7 +35,7 @@ from allocator.spark.audit.state import AuditState, SideState
 from allocator.spark.errors import DataLoss, SchemaMismatch
 from allocator.spark.options import own_name
 from allocator.spark.report_html import readable
-from allocator.spark.rows import LAST_MS
+from allocator.spark.rows import FIRST_MS, LAST_MS
 from allocator.spark.sessions import session
 from allocator.spark.topic import Extent, Topic
 
@@ -197,7 +197,8 @@ def audit(
         copies = comparison.pair(ends, (lost[0].firsts, lost[1].firsts), known, starts)
         partitions = comparison.partitions()
         # two topics are read with the milliseconds of every record
-        late = 0 if ends is not None or "timestamp" in ignore else comparison.count_at(LAST_MS)
+        compared = ends is not None or "timestamp" in ignore
+        beyond = 0 if compared else comparison.count_at(LAST_MS) + comparison.count_at(FIRST_MS)
         differences = comparison.differences()
         counts, found = _counted(differences, samples)
         after = None if path is None else _after(comparison, differences, one, other)
@@ -215,10 +216,10 @@ def audit(
             f"the order of {comparison.undecided} records was not decided: identical records of their key are in "
             "several partitions"
         )
-    if late:
+    if beyond:
         notes.append(
-            f"{late} records have timestamps after the year 294247, which Spark's type cannot hold: their timestamps "
-            "were not compared"
+            f"{beyond} records have timestamps before the year -290308 or after 294247, which Spark's type cannot hold: "
+            "their timestamps were not compared"
         )
     shown = _looked_up(found, partial(frame_of, one), partial(frame_of, other))
     if not sides[0].records and not sides[1].records:

@@ -221,6 +221,8 @@ class DeadLetterQueue:
         writer = TransactionalWriter(self._client, f"allocator-deadletters-{self.topic}")
         outcome = Outcome()
         if execute:
+            await self._client.refresh([self.settled_topic])
+            self._client.refuse_hidden([self.settled_topic], "write")  # settled letters would be redriven again
             # before the read of the notes, because it fences other processes that write notes
             await writer.open()
         pace = _Pace(rate)
@@ -288,7 +290,6 @@ class DeadLetterQueue:
         """Creates the missing topic of the notes. It is compacted, so that no note expires before its letter."""
         if self._client.partitions(self.settled_topic) is None:
             await self._client.refresh([self.settled_topic])
-            self._client.refuse_hidden([self.settled_topic], "write")
         if self._client.partitions(self.settled_topic) is None:
             await create_topic(self._client, self.settled_topic, 1, REPLICATION, {"cleanup.policy": "compact"})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import ChainMap, UserDict, UserList, defaultdict, deque
-from collections.abc import Callable, MappingView, Sequence
+from collections.abc import Callable, ItemsView, KeysView, Sequence, ValuesView
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Optional
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # The kinds of results that are searched for records. Reading another one, such as the response of a server, may have
 # effects or fail
 MAPPINGS: Final = (dict, UserDict, ChainMap, MappingProxyType)
-COLLECTIONS: Final = (*MAPPINGS, list, tuple, set, frozenset, deque, UserList, MappingView)
+COLLECTIONS: Final = (*MAPPINGS, list, tuple, set, frozenset, deque, UserList, KeysView, ValuesView, ItemsView)
 BACKOFF_S, BACKOFF_MAX_S = 0.1, 5.0  # pauses after a failed transaction
 
 

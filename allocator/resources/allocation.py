@@ -205,8 +205,13 @@ class Hold:
         await self._uses.until(lambda: self.wanted)
 
     async def __aenter__(self) -> Hold:
-        await self._uses.take(self._partition, self)
-        return self
+        while True:
+            await self._uses.take(self._partition, self)
+            if self._allocation.may_act(self.name):
+                return self
+            # not while the lease lapses, or a loop of holds would run without a pause
+            self._uses.put_back(self._partition, self)
+            await self._uses.until(lambda: self._allocation.may_act(self.name) or self.wanted)
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._uses.put_back(self._partition, self)

@@ -122,6 +122,7 @@ class TaskHolds(HoldingListener):
     def resumed(self) -> None:
         """Forgets an earlier error. `may_act` returns True again."""
         self._error = None
+        self.wake()
 
     def failed(self, error: BaseException) -> None:
         log.error("%s: %s", self._group, error)

@@ -23,7 +23,7 @@ from allocator.protocols.zookeeper import decision
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.resources import Hold
 from allocator.resources.allocation import ROOT
-from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 from allocator.types import TopicPartition
 from tests.constants import SetConstant
 
@@ -83,6 +83,26 @@ async def test_a_callback_that_cancels_itself_counts_as_returned(zk_chroot: str,
         async with started(second):
             await until_shared(first, second)
         await until_shared(first)
+
+
+async def test_a_hold_begins_only_while_its_member_may_act(zk_chroot: str, group: str) -> None:
+    """Or a loop of holds, each of which ends at once, would never let the member renew its lease."""
+    host, _, chroot = zk_chroot.partition("/")
+    async with FaultProxy(int(host.rpartition(":")[2])) as proxy:
+        allocation = Allocation(NAMES, group=group, zookeeper=f"{proxy.address}/{chroot}", session_timeout_s=6)
+        async with started(allocation):
+            await until_shared(allocation)
+            proxy.stop()
+            await wait_until_async(lambda: not allocation.may_act(NAMES[0]), 30, "the end of the lease")
+            hold = allocation.hold(NAMES[0])
+            entering = asyncio.ensure_future(hold.__aenter__())
+            await asyncio.wait({entering}, timeout=0.2)
+            assert not entering.done()
+            assert not hold.may_act()
+            proxy.start()
+            await asyncio.wait_for(entering, 30)
+            assert hold.may_act()
+            await hold.__aexit__(None)
 
 
 @pytest.mark.parametrize("in_task", [False, True], ids=["in the callback", "in a task that it starts"])

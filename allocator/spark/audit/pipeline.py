@@ -218,8 +218,8 @@ def audit(
         )
     if beyond:
         notes.append(
-            f"{beyond} records have timestamps before the year -290308 or after 294247, which Spark's type cannot hold: "
-            "their timestamps were not compared"
+            f"{beyond} records have timestamps before the year -290308 or after 294247, which Spark's type cannot "
+            "hold: their timestamps were not compared"
         )
     shown = _looked_up(found, partial(frame_of, one), partial(frame_of, other))
     if not sides[0].records and not sides[1].records:

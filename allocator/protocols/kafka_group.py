@@ -152,10 +152,11 @@ class KafkaGroup:
             await self._cannot_go_on(error)
         except asyncio.CancelledError:
             request, node = self._last_request(), self._coordinator.node
-            await self._listener.lost("the membership was cancelled")
             if request is not None and node is not None:
                 with contextlib.suppress(AllocatorError):  # the client may be closed
                     self._client.send_now(node, request, LEAVE_WITHIN_S, lambda *_: None)
+            # stops all work in the same step; the next owners need not wait for the user's listener
+            await self._listener.lost("the membership was cancelled")
             raise
         finally:
             self._close()

@@ -256,9 +256,46 @@ async def test_after_a_cancelled_close_the_next_member_need_not_wait_for_the_end
         await asyncio.to_thread(broker.resume)
     await asyncio.wait_for(consumer.close(), 20)
     closed = time.monotonic()
-    async with setting.consumer() as successor:
+    async with setting.consumer(connect_timeout_s=15.0) as successor:
         await owns(successor, 4)
         assert time.monotonic() - closed < 30
+
+
+async def test_a_member_that_ends_at_once_leaves_before_its_listener_and_close_waits_for_both(setting: Setting) -> None:
+    await setting.produce(0, 4)
+    called, ended = asyncio.Event(), asyncio.Event()
+
+    class Slow(Recording):
+        async def on_partitions_lost(self, partitions: object) -> None:
+            called.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    async def block(_: object) -> None:
+        called.set()
+        await asyncio.Event().wait()
+
+    listener = Slow()
+    listener.on_revoked = block
+    kafka: dict[str, Any] = {"rebalance_timeout_s": 40.0} if setting.membership == "kafka" else {}
+    consumer = setting.consumer(listener=listener, session_timeout_s=40.0, **kafka)
+    await consumer.start()
+    await read(consumer, 4)
+    closing = asyncio.ensure_future(consumer.close())
+    await asyncio.wait_for(called.wait(), 20)
+    called.clear()
+    closing.cancel()
+    await asyncio.wait_for(called.wait(), 20)
+    async with setting.consumer(connect_timeout_s=15.0) as successor:
+        await asyncio.wait_for(owns(successor, 4), 20)
+        assert not ended.is_set()
+        closing.cancel()
+        await asyncio.wait({closing}, timeout=20)
+        assert closing.cancelled()
+        await asyncio.wait_for(consumer.close(), 20)
+        assert ended.is_set(), "the member still ran"
 
 
 async def test_the_reset_policy_sets_the_first_position(setting: Setting) -> None:

@@ -126,6 +126,28 @@ async def test_a_leader_that_loses_sight_of_a_topic_keeps_assigning_it(make: Any
         await topics_read(leader, lambda topics, errors: it.secret in topics)
 
 
+@pytest.mark.parametrize("membership", MEMBERSHIPS)
+async def test_a_leader_with_a_pattern_keeps_assigning_a_hidden_topic_that_others_name(
+    make: Any, membership: str
+) -> None:
+    it = await make("2.8.2", membership)
+    every = {TopicPartition(it.secret, number) for number in range(3)}
+
+    def divided(owner: Consumer, *others: Consumer) -> bool:
+        owned = [p for each in (owner, *others) for p in each.assignment() if p.topic == it.secret]
+        return set(owned) == every and len(owned) == len(every) and bool(owner.assignment())
+
+    pattern = f"({it.free}|{it.secret})$"
+    async with it.consumer(pattern=pattern) as leader, it.consumer(it.secret, restricted=False) as other:
+        await wait_until_async(lambda: divided(other, leader), 30, "the partitions to be divided")
+        async with it.hidden():
+            until = time.monotonic() + 3 * DOUBT_S  # a deleted topic is given up by then
+            while time.monotonic() < until:  # each new member makes the leader count the partitions again
+                async with it.consumer(it.secret, restricted=False) as third:
+                    await wait_until_async(lambda third=third: divided(third, other, leader), 20, "a share of the new")
+                await wait_until_async(lambda: divided(other, leader), 20, "the two to own all")
+
+
 @pytest.mark.parametrize("membership", [*MEMBERSHIPS, "fixed"])
 async def test_a_hidden_topic_of_a_later_subscription_is_reported_and_the_others_are_read(
     make: Any, membership: str

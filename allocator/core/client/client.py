@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from allocator.core.aio.tasks import within
@@ -114,6 +115,7 @@ class KafkaClient:
         self._listeners: list[Callable[[], None]] = []
         self._refresher = Refresher(self._fetch_metadata, self._settled, metadata_max_age_s, retry_backoff_s)
         self._followed: frozenset[str] | None = frozenset()  # None: all topics
+        self._named: frozenset[str] = frozenset()  # the topics of the last `follow`
         self._beside: frozenset[str] = frozenset()
         self._pool: ConnectionPool | None = None
         self._closed = False
@@ -266,7 +268,8 @@ class KafkaClient:
     def hides(self, topic: str) -> bool:
         """Returns whether the brokers refused to describe the topic to this user.
 
-        Brokers of 0.10.1 to 0.11 report such a topic as missing. A response about all topics omits it.
+        Brokers of 0.10.1 to 0.11 report such a topic as missing. A response about all topics omits it, so after
+        `follow_all` only the topics of the last `follow` are known to be hidden.
         """
         return self._metadata.errors.get(topic) == ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
@@ -284,12 +287,12 @@ class KafkaClient:
 
     def follow(self, topics: Iterable[str]) -> None:
         """Keeps the metadata of exactly these topics up to date. Requests an unknown topic until it exists."""
-        self._followed = frozenset(topics)
+        self._followed = self._named = frozenset(topics)
         if not self._settled():
             self._refresher.poke()
 
     def follow_all(self) -> None:
-        """Keeps the metadata of all topics up to date."""
+        """Keeps the metadata of all topics up to date, and `hides` for the topics of the last `follow`."""
         self._followed = None
         self._refresher.poke()
 
@@ -399,15 +402,24 @@ class KafkaClient:
             names = protocol.MetadataRequest.ALL_TOPICS
         else:
             names = [protocol.MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(wanted)]
+        metadata = await self._described(key, names, self._metadata, deadline)
+        missing = sorted(self._named - metadata.topics.keys() - metadata.errors.keys())
+        if wanted is None and missing and version is not None and version >= NEVER_CREATES_TOPICS:
+            # hidden or deleted: only a response about its name tells
+            names = [protocol.MetadataRequest.MetadataRequestTopic(name=name) for name in missing]
+            metadata = replace(await self._described(key, names, metadata, deadline), complete=True)
+        self._apply(metadata)
+
+    async def _described(self, key: Any, names: Any, before: Metadata, deadline: float) -> Metadata:
+        """Returns `before`, updated by the broker's description of these topics. Raises `RequestFailed`."""
         response = await self._exchange(key, _metadata_request(names), deadline)
-        if not response.brokers and self._metadata.brokers:
+        if not response.brokers and before.brokers:
             raise RequestFailed("lists no brokers: it has just started")
         try:
             with self.reading(key, protocol.MetadataRequest):
-                metadata = self._metadata.updated(response, complete=names is None)
+                return before.updated(response, complete=names is protocol.MetadataRequest.ALL_TOPICS)
         except BrokerError as error:
             raise Undecodable(str(error)) from error
-        self._apply(metadata)
 
     def _apply(self, metadata: Metadata) -> None:
         before, self._metadata, self._read_at = self._metadata, metadata, time.monotonic()

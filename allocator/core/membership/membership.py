@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+from allocator.core.aio.tasks import ends
 from allocator.core.client.offset_messages import Committer
 from allocator.core.errors import IllegalState
 from allocator.core.settings.table import DEFAULT
@@ -205,13 +206,17 @@ class GroupMembership:
             task.result()
 
     async def abandon(self) -> None:
-        """Cancels the member's task, which leaves the group, and waits for its end."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()
+        """Cancels the member's task, which leaves the group, and waits for its end, even if the caller is cancelled."""
+        task = self._task
+        if task is None:
+            return
+        task.cancel()
+        try:
+            await ends(task)
+        finally:
+            self._task = None
+        if not task.cancelled():
+            task.exception()
 
     async def next_owners(self, partitions: Partitions) -> Mapping[TopicPartition, str]:
         return {}

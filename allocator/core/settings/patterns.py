@@ -73,10 +73,9 @@ class TopicSelection:
 
     def follow(self, source: PartitionCountSource, also: frozenset[str] = frozenset()) -> None:
         """Makes `source` refresh the metadata of these topics."""
+        source.follow(self.topics | also)
         if self.pattern is not None:
             source.follow_all()
-        else:
-            source.follow(self.topics | also)
 
 
 class TopicPattern:

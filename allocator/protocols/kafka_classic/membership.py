@@ -85,6 +85,8 @@ class KafkaMembership(KafkaMember):
         self._cooperative = is_cooperative(self._assignors)
         self._before = StickyUserData(NO_PARTITIONS)
         self._counts: Mapping[str, int] | None = None
+        self._led: frozenset[str] = frozenset()
+        """The topics of the group if this member was its last leader. Their counts last until another member leads."""
         self._sizes = PartitionCounts(client, self._lease.clock)
         self._surroundings = GroupViewBuilder(group, client, load, fresh_s=LOAD_FRESH_S)
         self._target: Mapping[str, Partitions] = {}
@@ -129,7 +131,8 @@ class KafkaMembership(KafkaMember):
 
     async def compute_assignment(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
         assignor, joined = self._assignors[protocol], GroupMembers(protocol, members)
-        self._follow(joined.topics)
+        self._led = joined.topics
+        self._follow()
         try:
             await self._client.refresh(joined.topics, max_age_s=1.0)
         except AllocatorError as error:
@@ -157,6 +160,8 @@ class KafkaMembership(KafkaMember):
     async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
         identity = self.group.identity
         self.generation, self.member_id = generation, identity.member_id if identity is not None else ""
+        if not self.leading:
+            self._led = frozenset()
         mine = self._read(assignment)
         self._before = StickyUserData(mine, generation)
         revoked, gained = self.held - mine, mine - self.held
@@ -206,11 +211,12 @@ class KafkaMembership(KafkaMember):
     def _resolved(self) -> frozenset[str]:
         if self._selection.pattern is None:
             return self._selection.topics
-        return self._selection.among(topic for topic in self._client.topics() | self._wanted if self._sizes(topic))
+        known = (topic for topic in self._client.topics() | self._wanted if not self._client.hides(topic))
+        return self._selection.among(filter(self._sizes, known))
 
-    def _follow(self, also: frozenset[str] = frozenset()) -> None:
-        self._sizes.keep(self._selection.topics | self._wanted | also)
-        self._selection.follow(self._client, also)
+    def _follow(self) -> None:
+        self._sizes.keep(self._selection.topics | self._wanted | self._led)
+        self._selection.follow(self._client, self._led)
 
     def _metadata_came(self) -> None:
         topics = self._selection.topics if self._counts is None else self._counts

@@ -14,6 +14,7 @@ from allocator.errors import ConfigError, DeserializationError, HandlerFailed
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 from tests.consumer.real_service import Recording, Service
+from tests.migrate.mirroring import delete_records
 
 Topics = Callable[..., str]
 
@@ -88,6 +89,27 @@ async def test_records_done_beyond_a_stuck_record_are_not_handled_again(
     async with service.member() as consumer:
         found = await consumer.committed(service.partition)
         assert found.offset == 101
+
+
+async def test_done_records_stay_done_when_retention_deletes_the_committed_offset(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str
+) -> None:
+    service = Keyed(kafka_cluster, topic_factory(1), group)
+    await service.leave_one_key()
+    delete_records(kafka_cluster.bootstrap, service.topic, 8)
+    again: list[int] = []
+
+    async def handle(record: Record) -> None:
+        again.append(record.offset)
+
+    async with service.member() as consumer:
+        work = asyncio.ensure_future(consumer.process(handle, ordering="key", commit_interval_s=0.05))
+        await wait_until_async(lambda: 93 in again or work.done(), 30, "the rest")
+        kafka_cluster.produce(service.topic, [b"the end"])
+        await wait_until_async(lambda: 100 in again or work.done(), 30, "the end")
+        assert again == [8, *range(13, 100, 10), 100], "only the record at the new start is handled once more"
+        await consumer.close()
+        await work
 
 
 async def test_without_metadata_the_plain_offset_counts_and_a_log_line_says_so(

@@ -46,7 +46,7 @@ class DoneSet:
         """Returns the part beyond `offset`, whose record is not done; None if there is none."""
         if offset == self.base:
             return self
-        runs = tuple(run for run in self.runs if run[0] > offset)
+        runs = tuple((max(first, offset + 1), end) for first, end in self.runs if end > offset + 1)
         return DoneSet(offset, runs, self.epoch) if runs else None
 
     def has(self, offset: int, epoch: int | None) -> bool:

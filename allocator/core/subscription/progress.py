@@ -338,6 +338,8 @@ class Progress(Tenure):
         else:
             self._set(position, self.topic_id)
             self.handled_from = position.offset
+            if self.topic_id is None:  # only the record at the former offset would tell that it is the same log
+                self.beyond = None
 
     def cut_to(self, position: OffsetAndMetadata) -> None:
         """Sets the position back to where the log was truncated, or to the start of another log. Delivered records stay

@@ -266,7 +266,9 @@ async def test_a_mirror_with_a_goal_copies_all_others_and_waits_for_a_partition_
 
     for turn in range(3):
         with started(pair.settings, "--once") as process:
-            await wait_until_async(lambda least=before + 29 + 10 * turn: more(copied, least), 60, "the other partition")
+            await wait_until_async(
+                lambda least=before + 29 + 10 * turn: more(copied, least), 180, "the other partition"
+            )
             await fill(old, pair.topic, 10, partition=1)
             if turn == 2:
                 await asyncio.to_thread(dead.start)

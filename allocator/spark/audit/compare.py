@@ -141,9 +141,9 @@ class Comparison:
         rows = self._rows.where((F.col("side") == left) & (F.col("o") < _by_partition(offsets, "p")))
         return {row.p: row["count"] for row in rows.groupBy("p").count().collect()}
 
-    def count_at(self, ms: int) -> int:
-        """Returns the number of records with this timestamp."""
-        return int(self._rows.where(F.col("ht") == _hash(F.lit(ms).cast("long"))).count())
+    def count_at(self, *times: int) -> int:
+        """Returns the number of records with one of these timestamps, in milliseconds."""
+        return int(self._rows.where(F.col("ht").isin(*(_hash(F.lit(ms).cast("long")) for ms in times))).count())
 
     def pair(
         self,

@@ -197,8 +197,7 @@ def audit(
         copies = comparison.pair(ends, (lost[0].firsts, lost[1].firsts), known, starts)
         partitions = comparison.partitions()
         # two topics are read with the milliseconds of every record
-        compared = ends is not None or "timestamp" in ignore
-        beyond = 0 if compared else comparison.count_at(LAST_MS) + comparison.count_at(FIRST_MS)
+        beyond = 0 if ends is not None or "timestamp" in ignore else comparison.count_at(FIRST_MS, LAST_MS)
         differences = comparison.differences()
         counts, found = _counted(differences, samples)
         after = None if path is None else _after(comparison, differences, one, other)

@@ -31,6 +31,7 @@ from allocator.types import TopicPartition
 
 REACH_S = 3.0  # limit of one TCP connection in seconds; higher: waits longer for a host that drops packets
 SETTLE_S = 5.0  # seconds for topics to appear; higher: reports a missing topic later
+RETRIES = " (retries)"  # what a retry topic is for
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ async def _refusals(config: Config, client: KafkaClient) -> dict[str, TopicAutho
 def _notes(config: Config) -> dict[str, str]:
     """Returns the topics that the daemon writes, with what each is for."""
     retries = RetryPlan.of(config.group.name, config.handler.retry_topics or ()).topics
-    notes = dict.fromkeys(retries, " (retries)")
+    notes = dict.fromkeys(retries, RETRIES)
     if config.handler.dead_letter_topic is not None:
         notes[config.handler.dead_letter_topic] = " (dead letters)"
     return notes
@@ -234,7 +235,7 @@ def _topics(config: Config, client: KafkaClient, refused: Mapping[str, Allocator
         if topic in refused:
             yield Check(what, False, *str(refused[topic]).split("; ", 1))
             continue
-        if numbers is None and notes.get(topic) == " (retries)" and config.handler.create_retry_topics:
+        if numbers is None and notes.get(topic) == RETRIES and config.handler.create_retry_topics:
             yield Check(what, True, "created at the start")
             continue
         if numbers is None:

@@ -85,7 +85,7 @@ class HoldingListener(AssignmentListener):
         return [self.tenures.assignment[partition] for partition in partitions]
 
     async def freed(self, tenures: Sequence[T]) -> list[T]:
-        """Waits until nobody holds some of these draining tenures, and returns those."""
+        """Waits until at least one of these draining tenures is held by nobody, and returns all such tenures."""
         with contextlib.suppress(asyncio.TimeoutError):
             await within(self.until(lambda: all(map(_is_free, tenures))), TOGETHER_S)
         while True:

@@ -147,7 +147,7 @@ class _Types:
 def _check(root: _Type, data: bytes) -> None:
     """Raises OutOfBounds for bytes that nest too deeply, announce too many items, or end too early."""
     at, end = 0, len(data)
-    left = MAX_EMPTY + PER_BYTE * end  # nulls and records
+    left = MAX_EMPTY + PER_BYTE * end  # nulls and records that may still come
 
     def number() -> int:
         nonlocal at

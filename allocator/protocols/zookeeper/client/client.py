@@ -181,6 +181,16 @@ class ZooKeeperClient:
         Raises ZooKeeperUnavailable if no node responds within `timeout_s` (None: no limit), NoChroot, and Closed if
         `close` is called meanwhile.
         """
+
+        async def usable(connected: asyncio.Event) -> None:
+            await connected.wait()
+            if self._client is None:
+                raise Closed(f"ZooKeeper {self.hosts}: closed while it connected")
+            if self.chroot and make_chroot:
+                await self.ensure_path("")
+            elif self.chroot and await self.exists("") is None:
+                raise NoChroot(f"ZooKeeper {self.hosts} has no znode {self.chroot}. Check the chroot.")
+
         self._loop = asyncio.get_running_loop()
         self._connected = asyncio.Event()
         _clients.add(self)
@@ -192,21 +202,12 @@ class ZooKeeperClient:
             raise ConfigError(f"ZooKeeper hosts {self.hosts!r}: {error}") from error
         try:
             try:
-                await within(self._until_usable(self._connected, make_chroot=make_chroot), timeout_s)
+                await within(usable(self._connected), timeout_s)
             except asyncio.TimeoutError:
                 raise ZooKeeperUnavailable(f"ZooKeeper {self.hosts}: {self._why_not(timeout_s)}") from None
         except BaseException:
             await self.close()
             raise
-
-    async def _until_usable(self, connected: asyncio.Event, *, make_chroot: bool) -> None:
-        await connected.wait()
-        if self._client is None:
-            raise Closed(f"ZooKeeper {self.hosts}: closed while it connected")
-        if self.chroot and make_chroot:
-            await self.ensure_path("")
-        elif self.chroot and await self.exists("") is None:
-            raise NoChroot(f"ZooKeeper {self.hosts} has no znode {self.chroot}. Check the chroot.")
 
     def _why_not(self, timeout_s: float | None) -> str:
         """Returns the reason why no session was opened, and the remedy."""

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
-from allocator.core.client import KafkaClient
-from allocator.errors import AllocatorError, BrokerError, DeliveryFailed
+from allocator.core.client import ErrorCode, KafkaClient
+from allocator.errors import AllocatorError, BrokerError, DeliveryFailed, TopicNotFound
 from allocator.types import Record
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class LateProducer:
             refusal = failure.error if isinstance(failure, DeliveryFailed) else failure
             raise BrokerError(
                 f"topic {topic!r} did not accept {record.topic}:{record.partition} offset {record.offset}: "
-                f"{failure}; check that the topic exists, its max.message.bytes and this client's permissions",
+                f"{failure}; {_remedy(refusal)}",
                 code=getattr(refusal, "code", None),
                 retriable=not final,
             ) from failure
@@ -105,3 +105,12 @@ class LateProducer:
         """Closes the producer, if it was opened. Safe to call twice."""
         self._open = None
         await self._stack.aclose()
+
+
+def _remedy(refusal: AllocatorError) -> str:
+    unknown = (
+        isinstance(refusal, TopicNotFound) or getattr(refusal, "code", None) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    )
+    if refusal.retriable and not unknown:
+        return "check that its brokers run, and that as many replicas as its min.insync.replicas are in sync"
+    return "check that the topic exists, its max.message.bytes and this client's permissions"

@@ -61,7 +61,7 @@ _CLIENT = """
     client.id compression.gzip.level compression.lz4.level compression.zstd.level connections.max.idle.ms
     default.api.timeout.ms delivery.timeout.ms enable.idempotence enable.metrics.push exclude.internal.topics
     fetch.max.bytes fetch.max.wait.ms fetch.min.bytes group.instance.id group.protocol group.remote.assignor
-    heartbeat.interval.ms interceptor.classes linger.ms max.block.ms max.in.flight.requests.per.connection
+    heartbeat.interval.ms linger.ms max.block.ms max.in.flight.requests.per.connection
     max.poll.interval.ms max.poll.records max.request.size metadata.cluster.check.enable metadata.max.age.ms
     metadata.max.idle.ms metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy metric.reporters
     metrics.num.samples metrics.recording.level metrics.sample.window.ms partition.assignment.strategy
@@ -109,6 +109,7 @@ INSTEAD: Mapping[str, str] = {
         "Spark gives a Python source none of the options of a table when it reads it; use CREATE TEMPORARY VIEW name "
         "USING allocator OPTIONS (...)"
     ),
+    "kafka.interceptor.classes": "Python loads no Java class: change the records in the columns of the frame",
     "kafka.config.providers": "values are not looked up here; give the values themselves",
     "kafka.ssl.truststore.certificates": "give a file: security.ssl_cafile",
     "kafka.ssl.keystore.certificate.chain": "give a file: security.ssl_certfile",

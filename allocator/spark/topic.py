@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Optional
 
@@ -17,7 +17,7 @@ from allocator.errors import BrokerError
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import READ, Options, own_name, read_options
 from allocator.spark.ranges import COMMITTED, EARLIEST, LATEST, Range, StartOrEnd
-from allocator.spark.source.plan import END_NAME, bounds, clip, find_partitions, resolve
+from allocator.spark.source.plan import END_NAME, bounds, clip, ends, find_partitions, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -87,6 +87,11 @@ class Topic:
             partitions = await find_partitions(client, options)
             read_to = {tp: reached[tp.partition] for tp in partitions if tp.partition in reached}
             known = await bounds(client, options, partitions, read_to)
+            short = [tp for tp, at in read_to.items() if known[tp][1] < at]
+            if short and options.isolation_level == "read_committed":
+                # records that were read with read_uncommitted are beyond the start of an open transaction
+                whole = await ends(client, replace(options, isolation_level="read_uncommitted"), short, read_to)
+                known.update({tp: (known[tp][0], read_to[tp]) for tp in short if whole[tp] >= read_to[tp]})
             places = (
                 options.start or StartOrEnd(EARLIEST),
                 options.end or StartOrEnd(COMMITTED if to_committed else LATEST),

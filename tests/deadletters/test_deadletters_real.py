@@ -18,6 +18,7 @@ from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import RangeReader
 from allocator.errors import AllocatorError, BrokerError, TopicNotFound
+from allocator.handlers import late_producer
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.migrate.offset_map import map_topic
 from allocator.operate.dead_letters import DeadLetterQueue, LetterFilter
@@ -369,3 +370,32 @@ async def test_a_letter_that_may_not_be_written_leaves_the_others(
     async with DeadLetterQueue(dead, cluster.bootstrap) as letters:
         assert [letter.offset async for letter in letters.read()] == [1, 2, 3]
         assert len((await letters.redrive(LetterFilter(topic=secret), execute=True)).done) == 2
+
+
+async def test_a_letter_that_brokers_cannot_take_now_names_them_and_not_the_rights_of_the_client(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage passes, and then the same record is accepted: topic, sizes and rights are as they should be."""
+
+    async def lost() -> None:
+        raise BrokerError("the connection was reset", retriable=True)
+
+    monkeypatch.setattr(late_producer, "TIMEOUT_S", 2.0)
+    before_each(ProduceRequest, lost, monkeypatch)
+    letters = DeadLetterTopic(topics.dead, topics.cluster.bootstrap, "billing")
+    try:
+        with pytest.raises(BrokerError, match="; check that its brokers run") as error:
+            await letters.send([Record("orders", 3, 17, 1234, 0, None, b"v", [])], ValueError("bad"), 1)
+    finally:
+        await letters.close()
+    assert error.value.retriable
+    assert "permissions" not in str(error.value)
+
+
+async def test_a_letter_whose_topic_is_missing_names_the_topic(kafka_cluster: LocalCluster) -> None:
+    letters = DeadLetterTopic("no.such.letters", kafka_cluster.bootstrap, "billing")
+    try:
+        with pytest.raises(BrokerError, match="check that the topic exists"):
+            await letters.send([Record("orders", 3, 17, 1234, 0, None, b"v", [])], ValueError("bad"), 1)
+    finally:
+        await letters.close()

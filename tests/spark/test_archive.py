@@ -7,7 +7,7 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ from allocator.errors import ConfigError
 from allocator.spark.archive import Archive, archive, compact
 from allocator.spark.archive.commits import ArchiveMismatch
 from allocator.spark.errors import ArchiveFull, DataLoss, SchemaMismatch
+from allocator.spark.topic import Topic
+from allocator.testing import LocalCluster
 from tests.spark.killed import run_and_kill
 from tests.spark.spark_records import FakeTopic
 
@@ -197,6 +199,33 @@ def test_an_archive_of_another_topic_or_cluster_is_left_alone(
         with pytest.raises(error, match=words):
             archive(topic, tmp_path, dry_run=dry_run, spark=spark)
     assert Archive(tmp_path).records == 20
+
+
+def test_an_open_transaction_behind_the_archived_offsets_is_no_loss(
+    spark: SparkSession, tmp_path: Path, kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    """An archive of uncommitted records is ahead of the offset at which read_committed ends."""
+    from confluent_kafka import Producer
+
+    name = topic_factory()
+    producer = Producer({"bootstrap.servers": kafka_cluster.bootstrap, "transactional.id": name})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for _ in range(5):
+        producer.produce(name, b"x", partition=0)
+    producer.flush(30)
+    topic, committed = (
+        Topic(kafka_cluster.bootstrap, name, {"isolation_level": level})
+        for level in ("read_uncommitted", "read_committed")
+    )
+    assert archive(topic, tmp_path, spark=spark).records == 5
+    assert archive(committed, tmp_path, spark=spark).records == 0
+    producer.commit_transaction(30)
+    producer.begin_transaction()
+    producer.produce(name, b"y", partition=0)
+    producer.commit_transaction(30)
+    assert archive(committed, tmp_path, spark=spark).records == 1
+    assert Archive(tmp_path).records == 6
 
 
 def test_an_allowed_gap_is_in_the_manifest(spark: SparkSession, tmp_path: Path) -> None:

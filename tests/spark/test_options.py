@@ -93,6 +93,12 @@ def test_all_faults_are_reported_together() -> None:
         ({**VALID, "commit": "after_batch", "group": "g"}, READ, "is for readStream"),
         ({"brokers": "a:1", "commit": "after_batch", "group": "g"}, WRITE, "is for readStream"),
         ({**VALID, "kafka.ssl.keystore.key": "PEM"}, READ, "is not an option; give a file: security.ssl_keyfile"),
+        (
+            {"brokers": "a:1", "topic": "t", "kafka.interceptor.classes": "com.acme.MaskingInterceptor"},
+            WRITE,
+            "is not an option; Python loads no Java class: change the records in the columns of the frame",
+        ),
+        ({**VALID, "kafka.interceptor.classes": "com.acme.AuditInterceptor"}, READ, "Python loads no Java class"),
         ({**SASL, "kafka.sasl.mechanism": "PALIN"}, READ, "sasl_mechanism is 'PALIN'; did you mean 'PLAIN'?"),
         ({**SASL, "kafka.sasl.jaas.config": "x.PlainLoginModule required;"}, READ, "needs username and password"),
         ({**SASL, "kafka.sasl.jaas.config": 'x.Krb5LoginModule required keyTab="k";'}, READ, "KRB5_CLIENT_KTNAME"),

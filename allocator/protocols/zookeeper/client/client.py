@@ -181,6 +181,16 @@ class ZooKeeperClient:
         Raises ZooKeeperUnavailable if no node responds within `timeout_s` (None: no limit), NoChroot, and Closed if
         `close` is called meanwhile.
         """
+
+        async def usable(connected: asyncio.Event) -> None:
+            await connected.wait()
+            if self._client is None:
+                raise Closed(f"ZooKeeper {self.hosts}: closed while it connected")
+            if self.chroot and make_chroot:
+                await self.ensure_path("")
+            elif self.chroot and await self.exists("") is None:
+                raise NoChroot(f"ZooKeeper {self.hosts} has no znode {self.chroot}. Check the chroot.")
+
         self._loop = asyncio.get_running_loop()
         self._connected = asyncio.Event()
         _clients.add(self)
@@ -192,15 +202,9 @@ class ZooKeeperClient:
             raise ConfigError(f"ZooKeeper hosts {self.hosts!r}: {error}") from error
         try:
             try:
-                await within(self._connected.wait(), timeout_s)
+                await within(usable(self._connected), timeout_s)
             except asyncio.TimeoutError:
                 raise ZooKeeperUnavailable(f"ZooKeeper {self.hosts}: {self._why_not(timeout_s)}") from None
-            if self._client is None:
-                raise Closed(f"ZooKeeper {self.hosts}: closed while it connected")
-            if self.chroot and make_chroot:
-                await self.ensure_path("")
-            elif self.chroot and await self.exists("") is None:
-                raise NoChroot(f"ZooKeeper {self.hosts} has no znode {self.chroot}. Check the chroot.")
         except BaseException:
             await self.close()
             raise
@@ -209,6 +213,8 @@ class ZooKeeperClient:
         """Returns the reason why no session was opened, and the remedy."""
         if self._auth_failed:
             return "it refused the credentials. Correct them."
+        if self._connected is not None and self._connected.is_set():
+            return f"it opened a session, but did not respond to a request within {timeout_s:g} s"
         why, remedy = self._last_try, "Check that it runs, and the address."
         limit = None if isinstance(why, str) else limit_reached(why)
         if limit is not None:
@@ -226,7 +232,10 @@ class ZooKeeperClient:
         return f"no node responded within {timeout_s:g} s ({cause}). {remedy}"
 
     async def close(self) -> None:
-        """Ends the session, and with it its ephemeral znodes. May be called twice: each call waits for the end."""
+        """Ends the session, and with it its ephemeral znodes. May be called twice: each call waits for the end.
+
+        If ZooKeeper does not respond, drops the connection after about a session timeout; the session ends later then.
+        """
         client, self._client = self._client, None
         if self._reopening is not None:
             self._reopening.cancel()

@@ -4,14 +4,18 @@ kazoo does not expose the granted session timeout, waits a whole session timeout
 old session forever on an ensemble that lost its data. Its listeners do not learn that its thread has ended if the
 session was lost before. So kazoo gets another handler for attempts to connect and for the end of its thread, which also
 saves two threads. The request that opens a session has no hook: `Handshake` replaces `ConnectionHandler._invoke`, and
-sets `_socket` of the connection. `tests/repo/foreign_parts.md` lists the tests that fail if kazoo changes one of these.
+sets `_socket` of the connection. kazoo waits without limit for a server that sends a frame byte by byte or does not
+respond to the end of the session, and accepts frames of 2 GiB: `Handshake` replaces `ConnectionHandler._read`, and the
+handler limits each wait. `tests/repo/foreign_parts.md` lists the tests that fail if kazoo changes one of these.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -24,6 +28,10 @@ from allocator.core.aio import boot_clock
 log = logging.getLogger(__name__)
 
 BEGUN, ACCEPTED = "no connection so far", "it accepts connections, but does not respond"
+
+# Largest accepted response. Higher: a hostile server can take more memory; lower: fewer or shorter names of children
+# are possible in a znode. A document is at most 1 MiB, and the names of 100,000 partitions at most 26 MB
+MAX_FRAME_BYTES = 64 << 20
 
 
 class Handshake:
@@ -55,7 +63,7 @@ class Handshake:
         self._granted = granted
         self._tried = tried
         self._connect_args: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
-        self.handler = _Handler(self._connect, closed)
+        self.handler = _Handler(self._connect, closed, close_s=3 * attempt_s)
         """The handler of the client."""
 
     def install(self, client: KazooClient) -> None:
@@ -63,6 +71,13 @@ class Handshake:
         self._connection = client._connection
         self._kazoo_invoke = client._connection._invoke
         client._connection._invoke = self._invoke
+        self._kazoo_read = client._connection._read
+        client._connection._read = self._read
+
+    @property
+    def _address(self) -> str:
+        """Address of the server that was tried last."""
+        return "{}:{}".format(*self._connect_args[1].get("address", ("?", "?")))
 
     def _connect(self, *args: Any, timeout: float, **options: Any) -> Any:
         self._connect_args = args, {**options, "timeout": min(timeout, self._attempt_s)}
@@ -84,6 +99,19 @@ class Handshake:
             self._granted(response[0].time_out / 1000.0, requested_at)
         return response
 
+    def _read(self, length: int, timeout: float) -> Any:
+        if not 0 <= length <= MAX_FRAME_BYTES:
+            if self._connection.client.connected:  # otherwise the port may belong to another service
+                log.error(
+                    "ZooKeeper %s sent a response of %d bytes; reconnecting, because the limit is %d",
+                    self._address,
+                    length,
+                    MAX_FRAME_BYTES,
+                )
+            raise ConnectionDropped(f"a frame of {length} bytes")
+        with self.handler.reading(timeout):
+            return self._kazoo_read(length, timeout)
+
     def _open_session(self, timeout: float, request: Connect, *, session_is_over: bool) -> Any:
         """Returns the server's response. Raises SessionExpiredError to give up the session."""
         timeout = min(timeout, self._attempt_s)
@@ -102,7 +130,7 @@ class Handshake:
             log.error(
                 "ZooKeeper %s serves other clients and refuses this session: it has lost data that was read before; "
                 "opening a new session",
-                "{}:{}".format(*self._connect_args[1].get("address", ("?", "?"))),
+                self._address,
             )
             raise SessionExpiredError("the ensemble has lost data") from None
 
@@ -120,21 +148,37 @@ class Handshake:
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped
     """Lets `connect` open the connections, and calls `ended` when the thread of kazoo's connection has ended.
 
+    Once kazoo stops, the connection is dropped after `close_s` seconds, even if the server has not responded by then.
+
     Callbacks run in that thread, in the order in which responses and events arrive, because all callbacks of this
     package only schedule a call on the event loop. kazoo's own handler passes each callback to one of two further
     threads, and a request took twice the CPU time.
     """
 
-    def __init__(self, connect: Callable[..., Any], ended: Callable[[], None]) -> None:
+    def __init__(self, connect: Callable[..., Any], ended: Callable[[], None], *, close_s: float) -> None:
         super().__init__()
         self.connect = super().create_connection
         self._connect = connect
         self._ended = ended
+        self._close_s = close_s
+        self._drop_at = math.inf  # times of `boot_clock`
+        self._read_until = math.inf
 
     def start(self) -> None:
         """Starts no thread. While the handler is not running, a result calls its callbacks when it is set."""
+        self._drop_at = math.inf
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        self._drop_at = min(self._drop_at, boot_clock() + self._close_s)
+
+    @contextlib.contextmanager
+    def reading(self, timeout: float) -> Iterator[None]:
+        """Limits all waits in the block together to `timeout` seconds."""
+        self._read_until = boot_clock() + timeout
+        try:
+            yield
+        finally:
+            self._read_until = math.inf
 
     def dispatch_callback(self, callback: Any) -> None:
         callback.func(*callback.args)
@@ -149,12 +193,31 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is un
             for each in asked:
                 poll.register(each, event)
         # a failed connection counts as ready: the next call on the socket reports the error
-        ready = {descriptor for descriptor, _ in poll.poll(None if timeout is None else timeout * 1000)}
+        ready = {descriptor for descriptor, _ in self._wait(poll, timeout)}
         return (
             [each for each in readers if each.fileno() in ready],
             [each for each in writers if each.fileno() in ready],
             [],
         )
+
+    def _wait(self, poll: Any, timeout: float | None) -> list[tuple[int, int]]:
+        now = boot_clock()
+        until = math.inf if timeout is None else now + timeout
+        while True:
+            if now >= self._drop_at:
+                raise ConnectionDropped("no response to the end of the session")
+            if now >= self._read_until:
+                if self._read_until == -math.inf:
+                    return []
+                # this process may have been paused, so what has arrived meanwhile is read once more
+                until = self._read_until = -math.inf
+            # not longer than `close_s`, because `stop` cannot wake this thread
+            ready: list[tuple[int, int]] = poll.poll(
+                max(0.0, min(until - now, self._read_until - now, self._close_s)) * 1000
+            )
+            now = boot_clock()
+            if ready or now >= until:
+                return ready
 
     def create_connection(self, *args: Any, **options: Any) -> Any:
         return self._connect(*args, **options)

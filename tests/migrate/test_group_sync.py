@@ -303,17 +303,17 @@ async def test_a_rewind_on_the_new_cluster_outlasts_the_process_of_the_mirror(
     await pair.fill(100)
     moved, last = f"{group}-1", f"{group}-2"
     await commit(pair.old, moved, {at: 60})
-    await pair.catch_up()
-    assert await committed(pair.new, moved, topic) == {0: 60}
+
+    async def reached(name: str, offset: int) -> bool:
+        return await committed(pair.new, name, topic) == {0: offset}
+
+    async with mirroring(pair.mirror()):
+        await wait_until_async(lambda: reached(moved, 60), 60, "the first round")
     await commit(pair.new, moved, {at: 10})
-
-    async def reached(offset: int) -> bool:
-        return await committed(pair.new, last, topic) == {0: offset}
-
     async with mirroring(pair.mirror()):
         for offset in (10, 20):  # rounds
             await commit(pair.old, last, {at: offset})
-            await wait_until_async(lambda offset=offset: reached(offset), 60, "a round")
+            await wait_until_async(lambda offset=offset: reached(last, offset), 60, "a round")
     assert await committed(pair.new, moved, topic) == {0: 10}
 
 

@@ -157,8 +157,6 @@ class Copying(RebalanceListener):
         self._last: list[MirrorProgress] = []
         self.lags = LagMeter(clusters.old, self._copies, report.stops)
         self._open = OpenTransactions(clusters.old)
-        groups = settings.sync_group_offsets
-        self._groups = None if groups is None else GroupSync(report, clusters, self._copies, may_act, groups)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -202,10 +200,13 @@ class Copying(RebalanceListener):
         """Copies until it is stopped, or until all processes together have reached `goal`."""
         scope = TaskGroup()
         beside = {"sender": self._sender.run(scope), "commits": self._commits(), "ends": self.lags.run()}
-        if self._groups is not None:
-            beside["groups"] = self._groups.run()
+        pattern, groups = self._settings.sync_group_offsets, None
+        if pattern is not None:
+            may_act = self._consumer._member.may_act
+            groups = GroupSync(self._report, self._clusters, self._copies, may_act, pattern)
+            beside["groups"] = groups.run()
         try:
-            await scope.run(self._read(goal), **beside)
+            await scope.run(self._read(goal, groups), **beside)
         except (InconsistentAssignor, BrokerError) as error:
             if isinstance(error, BrokerError) and error.code != ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
                 raise
@@ -243,7 +244,7 @@ class Copying(RebalanceListener):
             found.append(MirrorProgress(partition, at, end, lag_s, why))
         return found
 
-    async def _read(self, goal: dict[TopicPartition, Optional[int]] | None) -> None:
+    async def _read(self, goal: dict[TopicPartition, Optional[int]] | None, groups: GroupSync | None) -> None:
         consumer = self._consumer
         client_of(consumer).on_metadata(self._watch.metadata_changed)
         if not await ends_unless(self._stopping, consumer.start()):
@@ -293,14 +294,14 @@ class Copying(RebalanceListener):
                     if goal is None or time.monotonic() - goal_checked < POLL_S:
                         continue  # producers may never pause
                 goal_checked = time.monotonic()
-                if self._groups is not None and not self._copies and goal_checked - began < OWN_S:
+                if groups is not None and not self._copies and goal_checked - began < OWN_S:
                     continue
                 reached = goal is not None and (await self._reached(goal) or bool(self._report.uncommitted))
                 if reached:
                     break
             await self._drain(consumer.assignment())
             await self._commit(consumer.assignment())
-            if reached and (self._groups is None or await ends_unless(self._stopping, self._groups.sync())):
+            if reached and (groups is None or await ends_unless(self._stopping, groups.sync())):
                 self._report.caught_up = not self._report.uncommitted
             with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
                 await within(self.lags.measure(), STOP_S)

@@ -14,7 +14,7 @@ from kafka.protocol.admin import ListGroupsRequest
 from allocator.core.aio import boot_clock
 from allocator.core.client import KafkaClient, for_code
 from allocator.core.offsets import GroupOffsets, IdleOffsets, Terms
-from allocator.core.subscription import parts_of, stamped
+from allocator.core.subscription import stamped
 from allocator.errors import AllocatorError, BrokerError, CommitFailed, ConfigError, Fenced
 from allocator.migrate.positions import PartitionCopy, Target
 from allocator.migrate.report import MirrorReport
@@ -182,7 +182,7 @@ def _wanted(
     wanted = {}
     for each, at in targets.items():
         stored = there.get(each)
-        if stored is None or (parts_of(stored.metadata or "")[0] == SYNCED and stored.offset < at):
+        if stored is None or ((stored.metadata or "").partition(" topic ")[0] == SYNCED and stored.offset < at):
             wanted[each] = OffsetAndMetadata(at, texts[each], -1)
         elif renews and stored.metadata == texts[each]:
             wanted[each] = OffsetAndMetadata(stored.offset, texts[each], -1)

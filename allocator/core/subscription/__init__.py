@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from allocator import lazy_names
-from allocator.core.subscription.commit_text import done_of, parts_of, stamped
+from allocator.core.subscription.commit_text import done_of, stamped
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.listener import RebalanceEvent, RebalanceListener, check_listener
 from allocator.core.subscription.loss import Committed, RecordsLost

@@ -142,10 +142,10 @@ def mirror(
 
     \b
     Exit codes:
-      0  ended by a signal; with --once: all records are mirrored
+      0  ended by a signal; with --once: all records are mirrored, and offsets of --sync-group-offsets written
       1  a cluster cannot be reached at the start or refused a request, or topics differ; or records were deleted
-         before they were mirrored (unless --accept-loss), a topic is stopped, a signal ended --once early, or
-         --once has copied all but the records in and behind open transactions
+         before they were mirrored (unless --accept-loss), a topic is stopped, the offsets of a group are refused,
+         a signal ended --once early, or --once has copied all but the records in and behind open transactions
       2  wrong usage or settings
     """
     settings["root"] = settings["root"] or DEFAULT["root"]
@@ -238,6 +238,7 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
             ],
             "stopped": mirroring.stopped,
             "left_out": mirroring.left_out,
+            "unsynced": mirroring.unsynced,
             "records_s": round(records_s, 1),
             "bytes_s": round(bytes_s, 1),
             "waiting": waiting,
@@ -264,4 +265,5 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
         + (f"; {mirroring.lost_at_source:,} deleted before they were mirrored" if mirroring.lost_at_source else "")
         + "".join(f"; {partition} waits: {why}" for partition, why in list(waiting.items())[:5])
         + (f"; stopped: {', '.join(sorted(mirroring.stopped))}" if mirroring.stopped else "")
+        + (f"; groups not synced: {', '.join(sorted(mirroring.unsynced))}" if mirroring.unsynced else "")
     )

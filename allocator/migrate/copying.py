@@ -61,6 +61,9 @@ POLL_S: Final = 0.5  # longest wait for records. Lower: `stop` takes effect soon
 # Time at an open transaction, with nothing else left to copy, after which a mirror with a goal ends. Higher: waits for
 # longer transactions; lower: reports a hanging one sooner.
 OPEN_S: Final = 30.0
+# Longest wait for partitions before the last round of synced groups: other processes may own all. Higher: such a
+# process ends later; lower: a process that gets its partitions late ends without syncing them
+OWN_S: Final = 10.0
 STOP_S: Final = 10.0  # longest wait after `stop` for acknowledgements of batches in flight
 
 
@@ -197,11 +200,13 @@ class Copying(RebalanceListener):
         """Copies until it is stopped, or until all processes together have reached `goal`."""
         scope = TaskGroup()
         beside = {"sender": self._sender.run(scope), "commits": self._commits(), "ends": self.lags.run()}
-        groups = self._settings.sync_group_offsets
-        if groups is not None:
-            beside["groups"] = GroupSync(self._clusters, self._copies, self._report.stops, groups).run()
+        pattern, groups = self._settings.sync_group_offsets, None
+        if pattern is not None:
+            may_act = self._consumer._member.may_act
+            groups = GroupSync(self._report, self._clusters, self._copies, may_act, pattern)
+            beside["groups"] = groups.run()
         try:
-            await scope.run(self._read(goal), **beside)
+            await scope.run(self._read(goal, groups), **beside)
         except (InconsistentAssignor, BrokerError) as error:
             if isinstance(error, BrokerError) and error.code != ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
                 raise
@@ -239,12 +244,13 @@ class Copying(RebalanceListener):
             found.append(MirrorProgress(partition, at, end, lag_s, why))
         return found
 
-    async def _read(self, goal: dict[TopicPartition, Optional[int]] | None) -> None:
+    async def _read(self, goal: dict[TopicPartition, Optional[int]] | None, groups: GroupSync | None) -> None:
         consumer = self._consumer
         client_of(consumer).on_metadata(self._watch.metadata_changed)
         if not await ends_unless(self._stopping, consumer.start()):
             return
-        goal_checked = time.monotonic()
+        began = goal_checked = time.monotonic()
+        reached = False
         try:
             while not self._stopping.is_set():
                 batch = None
@@ -288,11 +294,15 @@ class Copying(RebalanceListener):
                     if goal is None or time.monotonic() - goal_checked < POLL_S:
                         continue  # producers may never pause
                 goal_checked = time.monotonic()
-                if goal is not None and (await self._reached(goal) or self._report.uncommitted):
-                    self._report.caught_up = not self._report.uncommitted
+                if groups is not None and not self._copies and goal_checked - began < OWN_S:
+                    continue
+                reached = goal is not None and (await self._reached(goal) or bool(self._report.uncommitted))
+                if reached:
                     break
             await self._drain(consumer.assignment())
             await self._commit(consumer.assignment())
+            if reached and (groups is None or await ends_unless(self._stopping, groups.sync())):
+                self._report.caught_up = not self._report.uncommitted
             with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
                 await within(self.lags.measure(), STOP_S)
             self._last = self.progress()

@@ -29,6 +29,10 @@ class TransactionsOpen(AllocatorError):
     """All records before some open transactions are mirrored, and those in and behind them are not."""
 
 
+class GroupsNotSynced(AllocatorError):
+    """The offsets of some groups are not synced, until an operator has corrected the cause. Everything else is done."""
+
+
 class Remedy(enum.Enum):
     """The action of an operator that lets the mirror of a stopped topic continue."""
 
@@ -126,6 +130,9 @@ class MirrorReport:
         """Stopped old topics with the reasons."""
         self.left_out: dict[str, str] = {}
         """Topics that match the pattern, but belong to this library on the old cluster -> what they are."""
+        self.unsynced: dict[str, str] = {}
+        """Groups of `sync_group_offsets` whose offsets are refused, for example because this user may not write them ->
+        the reason. The expression, if the groups cannot be listed."""
         self.caught_up = False
         """Whether `run(until_caught_up=True)` has mirrored all records of its goal."""
         self.uncommitted: dict[TopicPartition, str] = {}
@@ -168,8 +175,8 @@ class MirrorReport:
         log.error("%s: the old cluster deleted %s before they were mirrored", self.settings.group, loss)
 
     def check(self) -> None:
-        """Raises TopicsStopped if topics are stopped, RecordsGone after a loss unless `settings.accept_loss`, or
-        TransactionsOpen."""
+        """Raises TopicsStopped if topics are stopped, RecordsGone after a loss unless `settings.accept_loss`,
+        TransactionsOpen, or GroupsNotSynced."""
         if self.stops:
             raise TopicsStopped("; ".join(stop.text(topic) for topic, stop in sorted(self.stops.items())))
         if self.lost_at_source and not self.settings.accept_loss:
@@ -185,4 +192,10 @@ class MirrorReport:
                 f"all is mirrored but the records in and behind open transactions of the old cluster: {some_of(rest)}. "
                 "Brokers end a transaction after its transaction.timeout.ms; if it stays longer, it hangs: find and "
                 "abort it with `kafka-transactions.sh`. Then start the mirror again"
+            )
+        if self.unsynced:
+            raise GroupsNotSynced(
+                "the offsets of these groups are not synced: "
+                + "; ".join(f"{group!r}: {reason}" for group, reason in sorted(self.unsynced.items()))
+                + ". Correct the cause, or leave the groups out of --sync-group-offsets"
             )

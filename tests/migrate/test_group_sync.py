@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
+from kafka.admin import ACLOperation, ResourceType
 
 from allocator import Consumer
+from allocator.core.aio import boot_clock
+from allocator.core.client import KafkaClient
+from allocator.migrate.group_sync import CURRENT_S
 from allocator.migrate.offset_map import map_topic
+from allocator.migrate.report import GroupsNotSynced
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.plugin import ClusterFactory
+from allocator.types import TopicPartition
 from tests.joining import joined
 from tests.migrate.mirroring import (
     Pair,
@@ -29,6 +35,7 @@ from tests.migrate.mirroring import (
     transactions,
 )
 from tests.outside.java_tools import command, properties
+from tests.secured import USER, by_sasl, denied, with_an_authorizer
 
 pytestmark = pytest.mark.deadline(300)
 
@@ -141,14 +148,15 @@ async def test_no_offset_is_overwritten_under_live_members_or_set_back(
     async with mirroring(pair.mirror()):
         async with member:
             await wait_until_async(lambda: at in member.assignment(), 60, "the member to own the partition")
-            await member.commit({at: 5})
             await wait_until_async(lambda: reached(last, 20), 60, "the last of the groups")
-            assert await reached(live, 5)
+            assert await committed(pair.new, live, topic) == {}
             assert await reached(ahead, 50)
             assert await committed(pair.new, pair.group, topic) == {}  # that of the mirror itself
         await commit(pair.old, ahead, {at: 70})
-        for name, offset in ((live, 60), (ahead, 70)):
-            await wait_until_async(lambda name=name, offset=offset: reached(name, offset), 60, "the group to follow")
+        await wait_until_async(lambda: reached(live, 60), 60, "the group to follow")
+        await commit(pair.old, last, {at: 30})
+        await wait_until_async(lambda: reached(last, 30), 60, "another round")
+        assert await reached(ahead, 50)
 
 
 @pytest.mark.parametrize("begins_at", [0, 100])
@@ -237,3 +245,116 @@ async def test_the_offsets_of_a_quiet_group_do_not_expire_on_the_new_cluster(
     times = await commits(quiet)
     assert max(later - before for before, later in zip(times, times[1:])) < 50_000
     assert len(await commits(moved)) == 1
+
+
+OFFSET_COMMIT, DESCRIBE_GROUPS = 8, 15
+
+
+@pytest.mark.parametrize("held_back", [OFFSET_COMMIT, DESCRIBE_GROUPS])
+async def test_a_mirror_that_was_suspended_sets_no_offset_back(
+    held_back: int, make_pair: Callable[..., Any], group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops before it sends its commit, or before it looks for members. Meanwhile the group reads on the new
+    cluster, commits and leaves."""
+    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}-.*")
+    topic, at = pair.topic, pair.partition
+    await pair.fill(100)
+    await pair.catch_up()
+    moved, last = f"{group}-1", f"{group}-2"
+    await commit(pair.old, moved, {at: 60})
+    armed, held, goes_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    send = KafkaClient.send
+
+    async def suspended(client: KafkaClient, node: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if (
+            armed.is_set()
+            and held_back == request.API_KEY
+            and moved in (getattr(request, "groups", None) or [request.group])
+        ):
+            armed.clear()
+            held.set()
+            await goes_on.wait()
+        return await send(client, node, request, *args, **kwargs)
+
+    async def reached(name: str, offset: int) -> bool:
+        return await committed(pair.new, name, topic) == {0: offset}
+
+    monkeypatch.setattr(KafkaClient, "send", suspended)
+    async with mirroring(pair.mirror()):
+        await wait_until_async(lambda: reached(moved, 60), 60, "the first round")
+        await commit(pair.old, moved, {at: 80})
+        armed.set()
+        await asyncio.wait_for(held.wait(), 60)
+        began = boot_clock()
+        await commit(pair.new, moved, {at: 100})
+        await wait_until_async(lambda: boot_clock() - began > CURRENT_S, 30, "the end of the suspension")
+        goes_on.set()
+        for offset in (10, 20):  # rounds
+            await commit(pair.old, last, {at: offset})
+            await wait_until_async(lambda offset=offset: reached(last, offset), 60, "another round")
+        assert await reached(moved, 100)
+
+
+async def test_a_rewind_on_the_new_cluster_outlasts_the_process_of_the_mirror(
+    make_pair: Callable[..., Any], group: str
+) -> None:
+    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}-.*")
+    topic, at = pair.topic, pair.partition
+    await pair.fill(100)
+    moved, last = f"{group}-1", f"{group}-2"
+    await commit(pair.old, moved, {at: 60})
+
+    async def reached(name: str, offset: int) -> bool:
+        return await committed(pair.new, name, topic) == {0: offset}
+
+    async with mirroring(pair.mirror()):
+        await wait_until_async(lambda: reached(moved, 60), 60, "the first round")
+    await commit(pair.new, moved, {at: 10})
+    async with mirroring(pair.mirror()):
+        for offset in (10, 20):  # rounds
+            await commit(pair.old, last, {at: offset})
+            await wait_until_async(lambda offset=offset: reached(last, offset), 60, "a round")
+    assert await committed(pair.new, moved, topic) == {0: 10}
+
+
+async def test_a_mirror_that_ends_when_it_has_caught_up_has_synced_the_groups(
+    make_pair: Callable[..., Any], group: str
+) -> None:
+    pair: Pair = await make_pair("2.8.2", "3.9.1", 2, sync_group_offsets=f"{group}-.*")
+    for partition in range(2):
+        await pair.fill(100, partition=partition)
+    for wanted in ({0: 60, 1: 100}, {0: 70, 1: 100}):  # the second time, nothing is left to copy
+        await commit(pair.old, f"{group}-1", {TopicPartition(pair.topic, n): offset for n, offset in wanted.items()})
+        assert (await pair.catch_up()).caught_up
+        assert await committed(pair.new, f"{group}-1", pair.topic) == wanted
+
+
+@pytest.mark.parametrize("right", [ACLOperation.READ, ACLOperation.DESCRIBE])
+async def test_a_group_that_may_not_be_written_is_named(
+    right: ACLOperation,
+    make_pair: Callable[..., Any],
+    cluster_factory: ClusterFactory,
+    group: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    new = await with_an_authorizer(cluster_factory, "3.9.1")
+    pair: Pair = await make_pair("2.8.2", new, sync_group_offsets=f"{group}-.*")
+    topic, at = pair.topic, pair.partition
+    await pair.fill(100)
+    refused, other = f"{group}-1", f"{group}-2"
+    for name in (refused, other):
+        await commit(pair.old, name, {at: 60})
+    mirror = pair.mirror(new=by_sasl(new), new_security=USER)
+    async with denied(new, ResourceType.GROUP, refused, right):
+        with pytest.raises(GroupsNotSynced, match=f"'{refused}': .*GROUP_AUTHORIZATION_FAILED"):
+            async with mirroring(mirror):
+                await wait_until_async(lambda: refused in mirror.unsynced, 60, "the status")
+        assert list(mirror.unsynced) == [refused]
+        assert f"the offsets of '{refused}' are not synced" in caplog.text
+        with pytest.raises(GroupsNotSynced, match=refused):
+            await mirror.run(until_caught_up=True)
+        assert await committed(new, refused, topic) == {}
+        assert await committed(new, other, topic) == {0: 60}
+    await mirror.run(until_caught_up=True)
+    assert not mirror.unsynced
+    assert await committed(new, refused, topic) == {0: 60}

@@ -250,8 +250,12 @@ async def measure(
 ) -> GroupReport:
     """Returns the group with its committed offsets, and both ends of the logs that it reads or has read.
 
+    Named resources have neither.
+
     `in_zookeeper`: also with the offsets that it has in ZooKeeper alone.
     """
+    if state.of_resources:
+        return GroupReport(state, brokers=brokers)
     existing = subscribed(state, client)
     looked = {*existing, *state.assigned} or None
     committed = await fetch_committed(client, state.group, looked if in_zookeeper else ())
@@ -283,7 +287,8 @@ async def read_logs(
 
 
 def subscribed(state: GroupState | None, client: KafkaClient) -> frozenset[TopicPartition]:
-    if state is None:
+    """Returns the existing partitions of the topics that the members subscribe to; none for named resources."""
+    if state is None or state.of_resources:
         return frozenset()
     topics: set[str] = set()
     for info in state.members.values():

@@ -77,6 +77,11 @@ class GroupState:
     """Why this user may not read the znodes of the group. Then the other fields are empty."""
 
     @property
+    def of_resources(self) -> bool:
+        """Whether the members share named resources (`Allocation`), of which Kafka knows nothing."""
+        return any(info.of_resources for info in self.members.values())
+
+    @property
     def leader(self) -> str | None:
         return next(iter(self.members), None) if self.coordinated is None else None
 

@@ -172,7 +172,8 @@ async def observe(
             async with collector.check("committed offsets"):
                 measured = report or await measure(client, known.state)
                 known = replace(known, logs=measured.logs, subscribed=measured.subscribed)
-            known = await _kafka_group(client, known, collector, clock)
+            if not known.state.of_resources:
+                known = await _kafka_group(client, known, collector, clock)
     if group is not None and (state or collector.fields.get("kafka") or known.logs.committed):
         collector.fields["report"] = known
     failed = tuple(collector.failed_checks)

@@ -176,6 +176,8 @@ async def observe(
                 known = await _kafka_group(client, known, collector, clock)
     if group is not None and (state or collector.fields.get("kafka") or known.logs.committed):
         collector.fields["report"] = known
+        if known.logs.partial and known.logs.problems:
+            collector.failed_checks.append(("committed offsets", "; ".join(known.logs.problems)))
     failed = tuple(collector.failed_checks)
     unread = [what for what, _ in failed if what in MEMBERS]
     return Observation(

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
         read_groups,
         read_logs,
         subscribed,
+        unread_logs,
         unseen_members,
     )
-    from allocator.operate.group_report import Coordinated, GroupReport, GroupState, Lag, Logs, name_of
+    from allocator.operate.group_report import NOT_READ, Coordinated, GroupReport, GroupState, Lag, Logs, name_of
     from allocator.operate.kafka_describe import kafka_group
     from allocator.operate.liveness import MembersAlive, live_members, refuse_members
     from allocator.operate.offset_changes import check_members_known, copy_within, execute_reset, plan_reset
@@ -60,9 +61,9 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "group_commands": "WITHDRAWN_BY_PARTITION CommandsFromOutside CommandsOfGroup no_group",
             "group_reader": (
                 "GroupReader describe hidden_state list_groups measure read_group read_groups read_logs subscribed "
-                "unseen_members"
+                "unread_logs unseen_members"
             ),
-            "group_report": "Coordinated GroupReport GroupState Lag Logs name_of",
+            "group_report": "NOT_READ Coordinated GroupReport GroupState Lag Logs name_of",
             "kafka_describe": "kafka_group",
             "liveness": "MembersAlive live_members refuse_members",
             "offset_changes": "check_members_known copy_within execute_reset plan_reset",

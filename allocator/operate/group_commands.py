@@ -12,7 +12,7 @@ from typing import Any, Optional, Union
 
 from allocator.commands import KINDS, Command, CommandKeeper, Commands
 from allocator.core.aio import wall_ms
-from allocator.core.settings import ANY_TOPIC, DEFAULT, check_topic, names_arguments
+from allocator.core.settings import DEFAULT, check_topic, names_arguments
 from allocator.core.text import shown
 from allocator.documents import to_ranges
 from allocator.errors import CommandRefused, ConfigError
@@ -265,8 +265,8 @@ class CommandsFromOutside:
     async def _put(self, make: Callable[[Commands], Command]) -> CommandReport:
         """Writes the command that `make` returns for the present ones, and calls it again if others write meanwhile."""
         members, command = await self._members(), make(await self._commands.read())
-        # a group of resources has no topics, and a resource may have any name
-        of_topics = all(info.pattern != ANY_TOPIC for info in members.values())
+        # a resource may have any name
+        of_topics = not any(info.of_resources for info in members.values())
         if members and of_topics:
             for topic in {topic for topic, _ in command.partitions}:
                 check_topic(topic)

@@ -16,10 +16,10 @@ from allocator.core.aio import wait_for_event, wall_ms
 from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.settings import DEFAULT, topic_pattern
 from allocator.documents import InflateBudget, InvalidZnode, to_ranges
-from allocator.errors import AllocatorError, ConfigError
+from allocator.errors import AllocatorError, ConfigError, TopicAuthorizationFailed
 from allocator.operate.clusters import Clusters
 from allocator.operate.committed import fetch_committed
-from allocator.operate.group_report import GroupReport, GroupState, Logs, reported_problems
+from allocator.operate.group_report import NOT_READ, GroupReport, GroupState, Logs, reported_problems
 from allocator.operate.kafka_describe import kafka_group
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, is_znode, old_layouts
 from allocator.operate.shell_command import ShellCommand
@@ -51,6 +51,10 @@ NOT_NAMED = {
     "no ensemble has members of the group",
     "Kafka": f"{NOT_KNOWN.format('Kafka')}, because no brokers were named: give --brokers",
 }
+MAY_HIDE = (
+    "group {!r} may have offsets of topics that this user may not describe, which Kafka omits: grant this user "
+    "DESCRIBE on the topics of the group, and on all topics to be sure"
+)
 EVENT_S = 2.0  # maximum time from a response without the znode to the event of its deletion
 
 
@@ -250,13 +254,31 @@ async def measure(
 ) -> GroupReport:
     """Returns the group with its committed offsets, and both ends of the logs that it reads or has read.
 
+    Named resources have neither.
+
     `in_zookeeper`: also with the offsets that it has in ZooKeeper alone.
     """
+    if state.of_resources:
+        return GroupReport(state, brokers=brokers)
     existing = subscribed(state, client)
     looked = {*existing, *state.assigned} or None
     committed = await fetch_committed(client, state.group, looked if in_zookeeper else ())
-    logs = await read_logs(client, {*existing, *committed, *state.assigned}, committed)
+    refused = await _refused_topics(client, state)
+    known = {p for p in (*existing, *committed, *state.assigned) if p.topic not in refused}
+    logs = await read_logs(client, known, committed)
+    problems = [str(error) for error in refused.values()]
+    if not state.members and await client.may_hide_topics():
+        problems.append(MAY_HIDE.format(state.group))
+    if problems:
+        logs += Logs(problems=tuple(problems), partial=True)
     return GroupReport(state, logs, existing, brokers)
+
+
+async def _refused_topics(client: KafkaClient, state: GroupState) -> dict[str, TopicAuthorizationFailed]:
+    """Returns an error for each topic of the members that this user may not describe. Kafka omits their offsets."""
+    topics = {p.topic for p in (*state.assigned, *state.owners)}.union(*(i.topics for i in state.members.values()))
+    missing = [topic for topic in topics if client.partitions(topic) is None]
+    return await client.refusals(missing) if missing else {}
 
 
 async def read_logs(
@@ -282,8 +304,14 @@ async def read_logs(
     )
 
 
+def unread_logs(error: AllocatorError) -> Logs:
+    """Returns the logs of a group whose offsets could not be read."""
+    return replace(NOT_READ, problems=(f"offsets are not known: {error}",))
+
+
 def subscribed(state: GroupState | None, client: KafkaClient) -> frozenset[TopicPartition]:
-    if state is None:
+    """Returns the existing partitions of the topics that the members subscribe to; none for named resources."""
+    if state is None or state.of_resources:
         return frozenset()
     topics: set[str] = set()
     for info in state.members.values():
@@ -380,7 +408,7 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
             if (state is None and older is None) or isinstance(error, ConfigError):
                 raise
             unread = True
-            found = replace(found, state=state or known_state, logs=Logs(problems=(f"offsets are not known: {error}",)))
+            found = replace(found, state=state or known_state, logs=unread_logs(error))
             if not found.state.members:
                 unseen.append(f"{NOT_KNOWN.format('Kafka')}: {error}")
     if state is None and not found.logs.committed and not unread:

@@ -77,6 +77,11 @@ class GroupState:
     """Why this user may not read the znodes of the group. Then the other fields are empty."""
 
     @property
+    def of_resources(self) -> bool:
+        """Whether the members share named resources (`Allocation`), of which Kafka knows nothing."""
+        return any(info.of_resources for info in self.members.values())
+
+    @property
     def leader(self) -> str | None:
         return next(iter(self.members), None) if self.coordinated is None else None
 
@@ -159,11 +164,13 @@ class Lag(NamedTuple):
     """Sum over the partitions whose lag is known."""
     unknown: int
     """Number of partitions with an unknown lag."""
+    partial: bool = False
+    """Whether there may be more partitions, whose names are unknown."""
 
     @property
     def total(self) -> Optional[int]:
         """The lag of all partitions; None if one is unknown, because a partial sum would look like the total."""
-        return None if self.unknown else self.known
+        return None if self.unknown or self.partial else self.known
 
 
 @dataclass(frozen=True)
@@ -174,6 +181,8 @@ class Logs:
     start: Mapping[TopicPartition, int] = field(default_factory=dict)
     end: Mapping[TopicPartition, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    partial: bool = False
+    """Whether `committed` may lack partitions: it was not read, or this user may not see all topics."""
 
     def __add__(self, other: Logs) -> Logs:
         return Logs(
@@ -181,6 +190,7 @@ class Logs:
             {**self.start, **other.start},
             {**self.end, **other.end},
             (*self.problems, *other.problems),
+            self.partial or other.partial,
         )
 
     def lag(self, partition: TopicPartition) -> Optional[int]:
@@ -202,6 +212,9 @@ class Logs:
         return Lag(sum(lag for lag in found if lag is not None), found.count(None))
 
 
+NOT_READ = Logs(partial=True)
+
+
 class Reservation(NamedTuple):
     """Partitions that wait for the next process with the same instance id (`restart_grace_s`)."""
 
@@ -218,7 +231,7 @@ class GroupReport:
     """One group: members, owners, offsets and problems."""
 
     state: GroupState
-    logs: Logs = Logs()
+    logs: Logs = NOT_READ
     subscribed: Collection[TopicPartition] = ()
     """All existing partitions of the members' subscriptions."""
     brokers: str | None = None
@@ -266,7 +279,7 @@ class GroupReport:
     @cached_property
     def lag(self) -> Lag:
         """The lag of `current`."""
-        return self.logs.lag_of(self.current)
+        return self.logs.lag_of(self.current)._replace(partial=self.logs.partial)
 
     @cached_property
     def unowned(self) -> list[TopicPartition]:
@@ -466,11 +479,11 @@ class GroupReport:
     def lag_text(self) -> str:
         """Returns the known lag as text, with the partitions whose lag is unknown."""
         unknown = [partition for partition in self.current if self.logs.lag(partition) is None]
-        if not unknown:
-            return f"lag {self.lag.known}"
         known = len(self.current) - len(unknown)
-        if not known:
+        if not known and (unknown or self.logs.partial):
             return "lag unknown"
+        if not unknown:
+            return f"lag at least {self.lag.known}" if self.logs.partial else f"lag {self.lag.known}"
         places = [f"{topic}:{ranges}" for topic, ranges in to_ranges(unknown).items()]
         return f"lag {self.lag.known} in {known} partitions, unknown in {len(unknown)} ({listed(places)})"
 

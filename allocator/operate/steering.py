@@ -225,7 +225,7 @@ async def planned(clusters: Clusters, name: str, changes: Iterable[Change], acts
             found = found.with_command(command)
         return found
 
-    if clusters.brokers is None:
+    if clusters.brokers is None or state.of_resources:
         counts = {} if state.document is None else state.document.partition_counts()
         return await plan_of(scenario(counts), _plain_view, round_trip_s=round_trip_s)
     async with clusters.cluster() as client:

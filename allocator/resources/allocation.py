@@ -15,7 +15,7 @@ from allocator.core.consumer import MembershipConfig
 from allocator.core.settings import ANY_TOPIC, DEFAULT, names_arguments
 from allocator.core.text import shown
 from allocator.errors import AllocatorError, ConfigError, ResourceLost
-from allocator.protocols.zookeeper import Paths, Store, ZooKeeperMembership, ZooKeeperSettings
+from allocator.protocols.zookeeper import OF_RESOURCES, Paths, Store, ZooKeeperMembership, ZooKeeperSettings
 from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames
 from allocator.resources.task_holds import TaskHolds
@@ -114,6 +114,7 @@ class Allocation:
                 **options.place(),
             ),
             load=None if load is None else _load_of(load),
+            features=(OF_RESOURCES,),
         )
         self._closing = ClosesOnce()
         self._started = False

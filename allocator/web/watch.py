@@ -14,6 +14,7 @@ from allocator.core.aio import TaskGroup, wait_for_event
 from allocator.core.client import KafkaClient, Metadata
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate import (
+    NOT_READ,
     Clusters,
     GroupReader,
     GroupReport,
@@ -23,6 +24,7 @@ from allocator.operate import (
     list_groups,
     measure,
     read_logs,
+    unread_logs,
     unseen_members,
 )
 from allocator.operate.doctor import Finding, Observation, Severity, diagnose, observe
@@ -93,7 +95,7 @@ class WatchedGroup:
         """Time of Kafka's last response."""
         self.fences = Fences()
         self.measured = False
-        """Whether `report` has the offsets of the last poll of Kafka."""
+        """Whether `report` has the offsets of the last poll of Kafka, or the reason why it refuses them."""
         self.exists: Optional[bool] = None
         """Whether its znodes were there at the last read; None before the first read."""
         self.examined = -1
@@ -191,7 +193,7 @@ class WatchedGroup:
 
     def measure(self, logs: Logs, existing: Collection[TopicPartition], now: float) -> None:
         """Sets the offsets. Called after each poll of Kafka."""
-        if existing != self.report.subscribed:
+        if existing != self.report.subscribed or logs.partial != self.report.logs.partial:
             self.version["state"] += 1
         self.report = replace(self.report, logs=logs, subscribed=existing)
         self.measured = True
@@ -203,8 +205,18 @@ class WatchedGroup:
 
     def unmeasured(self, now: float) -> None:
         """Removes the offsets after a failed poll of Kafka, so that the page does not show old ones as current."""
-        self.report = replace(self.report, logs=Logs())
+        self._drop_offsets(NOT_READ, now)
         self.measured = False
+
+    def refuse(self, error: AllocatorError, now: float) -> None:
+        """Removes the offsets, because Kafka refuses them to this server."""
+        self._drop_offsets(unread_logs(error), now)
+        self.measured = True
+
+    def _drop_offsets(self, logs: Logs, now: float) -> None:
+        if logs.problems != self.report.logs.problems:
+            self.version["state"] += 1
+        self.report = replace(self.report, logs=logs)
         self.age = Age(None)
         self.series.unknown(now)
         self.version["lag"] += 1
@@ -548,8 +560,14 @@ class Watcher:
             self.changed()
 
     async def _measure(self, client: KafkaClient, group: WatchedGroup) -> None:
-        found = await measure(client, group.report.state)
-        group.measure(found.logs, found.subscribed, time.time())
+        try:
+            found = await measure(client, group.report.state)
+        except AllocatorError as error:
+            if error.retriable or isinstance(error, ConfigError):
+                raise
+            group.refuse(error, time.time())  # a group with other rights hides no other group
+        else:
+            group.measure(found.logs, found.subscribed, time.time())
         self.changed()
 
     # -- members that are not shown ------------------------------------------------------------------------------

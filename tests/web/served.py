@@ -71,9 +71,14 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def served(
-    zookeeper: str | None, brokers: str | None = None, token: str | None = TOKEN, kafka_groups: Collection[str] = ()
+    zookeeper: str | None,
+    brokers: str | None = None,
+    token: str | None = TOKEN,
+    kafka_groups: Collection[str] = (),
+    **more: Any,
 ) -> AsyncIterator[Served]:
-    access = Access(zookeeper, brokers=brokers)
+    """`more`: other arguments of `Access`."""
+    access = Access(zookeeper, brokers=brokers, **more)
     watcher = Watcher(access, interval_s=0.3, kafka_groups=kafka_groups)
     registry = CollectorRegistry()
     registry.register(GroupCollector(watcher))

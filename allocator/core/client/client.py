@@ -46,6 +46,7 @@ __all__ = ["Broker", "KafkaClient"]
 
 log = logging.getLogger(__name__)
 
+NO_TOPIC = "?"  # no topic has this name
 NEVER_CREATES_TOPICS = 4  # from this Metadata version on, a request can forbid automatic topic creation
 # from this Metadata version on (Kafka 2.3), a response can have the operations that the user may do (KIP-430)
 REPORTS_RIGHTS = 8
@@ -342,6 +343,14 @@ class KafkaClient:
             if described.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
             or (reports and OPERATIONS[use] not in described.authorized_operations)
         }
+
+    async def may_hide_topics(self) -> bool:
+        """Returns whether this user lacks the right to describe some topics, which a response about all topics omits.
+
+        Brokers check the right before the name. So they refuse a name that no topic has, unless the user may describe
+        every topic. A rule against single topics stays unknown. False from brokers before 1.0. Raises `BrokerError`.
+        """
+        return bool(await self.refusals([NO_TOPIC]))
 
     async def absence(self, topics: Sequence[str], use: str = "read") -> AllocatorError:
         """Returns the error for topics that the metadata lacks: TopicAuthorizationFailed for one that brokers hide from

@@ -110,7 +110,7 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
         command = ShellCommand.of("allocator group offsets reset", seen.group, to="earliest")
     yield Finding(
         "no-members",
-        Severity.WARNING if seen.report.lag != (0, 0) or not seen.version else Severity.INFO,
+        Severity.WARNING if seen.report.lag.total != 0 or not seen.version else Severity.INFO,
         f"the group has no members{in_kafka}; {lag}",
         (seen.report.state.group,),
         "Nobody reads its records. Kafka deletes the offsets of an empty group after offsets.retention.minutes.",

@@ -172,9 +172,12 @@ async def observe(
             async with collector.check("committed offsets"):
                 measured = report or await measure(client, known.state)
                 known = replace(known, logs=measured.logs, subscribed=measured.subscribed)
-            known = await _kafka_group(client, known, collector, clock)
+            if not known.state.of_resources:
+                known = await _kafka_group(client, known, collector, clock)
     if group is not None and (state or collector.fields.get("kafka") or known.logs.committed):
         collector.fields["report"] = known
+        if known.logs.partial and known.logs.problems:
+            collector.failed_checks.append(("committed offsets", "; ".join(known.logs.problems)))
     failed = tuple(collector.failed_checks)
     unread = [what for what, _ in failed if what in MEMBERS]
     return Observation(

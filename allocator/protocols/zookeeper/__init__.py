@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from allocator.protocols.zookeeper.session_lease import MembershipLost
     from allocator.protocols.zookeeper.steering import Budget, counting, members_named
     from allocator.protocols.zookeeper.znodes.documents import (
+        OF_RESOURCES,
         AssignmentDocument,
         Claim,
         MemberInfo,
@@ -78,7 +79,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
             "session": "SessionMembership",
             "session_lease": "MembershipLost",
             "steering": "Budget counting members_named",
-            "znodes.documents": "AssignmentDocument Claim MemberInfo Paths in_join_order",
+            "znodes.documents": "OF_RESOURCES AssignmentDocument Claim MemberInfo Paths in_join_order",
             "znodes.load_reader": "loads_of",
             "znodes.member_names": "member_name",
             "znodes.store": "CopiedZnode Store",

@@ -20,7 +20,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from allocator import __version__
@@ -88,6 +88,7 @@ class ZooKeeperMembership(SessionMembership):
     - `on_commands`: called with the operator commands at first, when they change, and when a command expires. None:
       this member carries out no commands about records.
     - `measures`: gets the times of the lease renewals.
+    - `features`: optional parts of the protocol that this member supports besides those of every member.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class ZooKeeperMembership(SessionMembership):
         followed: Callable[[AssignmentDocument], None] | None = None,
         on_commands: Callable[[Commands, CommandKeeper], None] | None = None,
         measures: Measures | None = None,
+        features: Collection[str] = (),
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         super().__init__(store.zk, store.paths.group, listener, settings, measures, clock)
@@ -125,7 +127,7 @@ class ZooKeeperMembership(SessionMembership):
             commands=tuple(sorted(LEADERS_KINDS) if on_commands is None else KINDS),
             instance_id=settings.instance_id if settings.restart_grace_s else None,
             restart_grace_s=settings.restart_grace_s,
-            features=(FEATURE,),
+            features=(FEATURE, *features),
             load_tolerance=settings.load_tolerance,
             version=__version__,
         )

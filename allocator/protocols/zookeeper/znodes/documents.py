@@ -52,6 +52,8 @@ from allocator.types import NO_PARTITIONS, Partitions
 MINUTE_MS = 60_000
 MEMBER_BYTES = 64_000  # a larger member znode is refused when written and ignored when read
 MAX_GRACE_S = 86_400
+OF_RESOURCES = "resources"
+"""The feature of members whose partitions are named resources (`Allocation`) and not those of Kafka's topics."""
 MAX_SEATS = 10_000  # seats: members with an instance id, absent ones included
 
 
@@ -123,6 +125,11 @@ class MemberInfo:
     """The load tolerance of a member that follows load; None for others."""
     version: str | None = None
     """The version of this package in the member's process; None if that version does not write it."""
+
+    @property
+    def of_resources(self) -> bool:
+        """Whether the member shares named resources, which may have the name of a topic by chance."""
+        return OF_RESOURCES in self.features
 
     def encode(self) -> bytes:
         """Encodes the description. Raises ConfigError if the pattern is invalid or the subscription too large for a

@@ -188,7 +188,7 @@ class Producer:
         brokers if they give neither within `delivery_timeout_s`, TopicNotFound if the topic does not exist within ten
         seconds and brokers do not create it, TopicAuthorizationFailed, BrokerError without the right to be idempotent,
         DeliveryFailed for a partition that the topic does not have, TypeError for a key, a value or headers of the
-        wrong type, and Closed.
+        wrong type, ConfigError for a timestamp that Kafka does not have and for headers before 0.11, and Closed.
         """
         writer = self._writer
         if writer is None or self._loop is not asyncio.get_running_loop():

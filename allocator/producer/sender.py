@@ -37,6 +37,8 @@ REMEMBERS: Final = 5  # the Produce version of Kafka 1.0
 REQUEST_BYTES: Final = 4 << 20
 # seconds between two calls of `may_send` while it returns False
 ASK_AGAIN_S: Final = 0.1
+# Shortest limit of a request with a batch that expires soon. Higher: it fails later; lower: a healthy broker may be late
+LEAST_S: Final = 0.5
 
 SEQUENCE_LOST: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID))
 # Error codes after which the broker may have stored the batch. The last three are also for a request that waits for the
@@ -594,8 +596,10 @@ class BatchSender(Generic[B]):
         codes: dict[TopicPartition, tuple[int, int, int]] = {}
         lost: BrokerError | None = None
         request = produce_request({partition: data for partition, (_, _, data) in batches.items()}, *self._terms)
+        left_s = min(item.expires_at for _, item, _ in batches.values()) - asyncio.get_running_loop().time()
         try:
-            response = await self._client.send(leader, request, self._terms.timeout_s + 5.0)
+            limit_s = min(self._terms.timeout_s + 5.0, max(left_s, LEAST_S))
+            response = await self._client.send(leader, request, limit_s)
             codes = {partition: (code, base, time) for partition, code, base, time in produced(response)}
         except BrokerError as error:
             if not error.retriable:

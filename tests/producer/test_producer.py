@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -701,6 +702,7 @@ async def test_a_record_of_a_frozen_broker_may_be_written_and_may_be_sent_again(
         finally:
             await asyncio.to_thread(cluster.brokers[0].resume)
         assert (error.value.retriable, error.value.maybe_written) == (True, True)
+        assert re.search(r"timed out after [012]\.\d s", str(error.value))  # no request outlasts its batch
         await producer.flush()  # `send_and_wait` has told the failure
         await producer.send_and_wait(topic, b"after")
     assert (await values(cluster, topic))[-1] == b"after"

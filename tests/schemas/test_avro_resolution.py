@@ -1,4 +1,4 @@
-"""A record that lacks a field gets the default by Avro's specification."""
+"""A record that lacks a field gets the default by Avro's specification, and the reader's logical types apply."""
 
 from __future__ import annotations
 
@@ -309,3 +309,48 @@ def test_defaults_that_grow_with_each_level_are_refused() -> None:
 async def test_an_invalid_default_of_a_writer_does_not_matter() -> None:
     writer = record("R", id=("long", 0), color=(ENUM, "GREEN"))
     assert await resolved(writer, OLD, {"id": 1, "color": "RED"}) == [{"id": 1}]
+
+
+# type of the writer, type of the reader, value, result
+BY_READER: dict[str, tuple[Any, Any, Any, Any]] = {
+    "long": ("long", MILLIS, 1000, EPOCH + datetime.timedelta(seconds=1)),
+    "int": ("int", MICROS, 1, EPOCH + datetime.timedelta(microseconds=1)),
+    "date": ({"type": "int"}, logical("int", "date"), 1, datetime.date(1970, 1, 2)),
+    "bytes": ("bytes", PRICE, b"\x01\xf4", decimal.Decimal("5.00")),
+    "string": ("string", logical("string", "uuid"), str(uuid.UUID(int=5)), uuid.UUID(int=5)),
+    "bytes as uuid": ("bytes", logical("string", "uuid"), str(uuid.UUID(int=5)).encode(), uuid.UUID(int=5)),
+    "no uuid": ("string", logical("string", "uuid"), "a", "a"),
+    "fixed": (fixed(2), fixed(2, **logical("fixed", "decimal", precision=4)), b"\x01\xf4", decimal.Decimal(500)),
+    "unions": (["null", "long"], ["null", MILLIS], 0, EPOCH),
+    "union of the writer": (["null", "long"], MILLIS, 0, EPOCH),
+    "union of the reader": ("long", ["null", MILLIS], 0, EPOCH),
+    "array": (array("long"), array(MILLIS), [0], [EPOCH]),
+    "map": (
+        {"type": "map", "values": ["long", "null"]},
+        {"type": "map", "values": ["null", MILLIS]},
+        {"a": 0},
+        {"a": EPOCH},
+    ),
+    "promoted beside it": (array(["int", "string"]), array(["double", logical("string", "uuid")]), [1], [1.0]),
+    "text as bytes beside it": (array("string"), array(["bytes", MILLIS]), ["\u00e9"], [b"\xc3\xa9"]),
+    "micros as millis": (MILLIS, MICROS, EPOCH, EPOCH),
+}
+
+
+@ids(BY_READER)
+async def test_a_logical_type_of_the_reader_alone_applies(case: str) -> None:
+    written, wanted, value, want = BY_READER[case]
+    writer, reader = record("R", id="long", a=written, other="long"), record("R", id="long", a=wanted, other="double")
+    [found] = await resolved(writer, reader, {"id": 1, "a": value, "other": 2})
+    assert same(found, {"id": 1, "a": want, "other": 2.0}), found
+    [found] = await resolved(written, wanted, value)
+    assert same(found, want), found
+
+
+async def test_a_fixed_type_keeps_its_values_where_the_reader_has_no_logical_type() -> None:
+    writer = record("R", a=fixed(1), b="Fixed", c=array("Fixed"))
+    reader = record(
+        "R", b=fixed(1), c=array("Fixed"), a=fixed(1, "of.Fixed", **logical("fixed", "decimal", precision=2))
+    )
+    value = {"a": b"\x01", "b": b"\x02", "c": [b"\x03"]}
+    assert await resolved(writer, reader, value) == [{**value, "a": decimal.Decimal(1)}]

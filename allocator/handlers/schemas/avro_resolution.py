@@ -1,14 +1,16 @@
-"""Completes fastavro's resolution of records to a reader schema: the values of defaults.
+"""Completes fastavro's resolution of records to a reader schema: values of defaults, and the reader's logical types.
 
 fastavro puts the JSON of a default into a record as it is. In JSON, bytes are text, times are numbers, and a record may
 lack fields that have defaults themselves. Here such a record gets the value that it would have if the default were
-written in it. What the specification leaves open is as in Apache Avro for Java.
+written in it. fastavro also ignores a logical type that only the reader schema has. What the specification leaves open
+is as in Apache Avro for Java.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from allocator.errors import ConfigError
@@ -18,20 +20,25 @@ from allocator.handlers.schemas.avro_bounds import DECIMAL
 # more memory and time; lower: refuses more schemas
 MAX_VALUES = 100_000
 
+# Logical types that `resolve` adds to the types of the writer, so that fastavro calls a function.
 _OWN = "allocator-own"
-"""Logical type that `resolve` adds to records of the writer, so that fastavro calls `_own_defaults`. The same key has
-what that needs: in the reader's records the dicts and lists that are defaults, in the writer's the function of the
-logical type that this one replaces."""
+"""Of records. The same key has what `_own_defaults` needs: in the reader's records the dicts and lists that are
+defaults, in the writer's the function of the logical type that this one replaces."""
+_BY_READER = "allocator-by-reader"
 
 _BITS = {"int": 31, "long": 63}
+_WITH_LOGICAL = ("int", "long", "string", "bytes", "fixed")
 _RECORDS = ("record", "error")
 
 Readers = Mapping[str, Callable[..., Any]]
 
 
-def resolution_readers() -> Readers:
-    """Returns functions to add to those of fastavro for logical types."""
-    return {f"{kind}-{_OWN}": _own_defaults for kind in _RECORDS}
+def resolution_readers(readers: Readers) -> Readers:
+    """Returns the functions to add to `readers`, those of fastavro for logical types."""
+    return {
+        **{f"{kind}-{_OWN}": _own_defaults for kind in _RECORDS},
+        **{f"{kind}-{_BY_READER}": partial(_by_reader, readers) for kind in _WITH_LOGICAL},
+    }
 
 
 def resolve(writer: Any, reader: Any, readers: Readers, name: str) -> None:
@@ -41,6 +48,7 @@ def resolve(writer: Any, reader: Any, readers: Readers, name: str) -> None:
     """
     set_defaults(reader, readers, name)
     _mark_shared_defaults(writer, reader, readers)
+    _mark_logical_types(writer, reader, readers)
 
 
 # -- defaults ----------------------------------------------------------------------------------------------------------
@@ -176,6 +184,54 @@ def _copy(value: Any) -> Any:
 
 
 # -- logical types -----------------------------------------------------------------------------------------------------
+
+
+def _mark_logical_types(writer: Any, reader: Any, readers: Readers) -> None:
+    """Marks types without a logical type, in the fields for which the reader has one."""
+    named = reader["__named_schemas"]
+    fields = [field for record in _records(reader) for field in record["fields"]]
+    names = {name for field in fields if _has_logical(field["type"], named, readers) for name in _names(field)}
+    for record in _records(writer):
+        for field in record["fields"]:
+            if field["name"] in names:
+                field["type"] = _marked(field["type"], writer["__named_schemas"], readers)
+
+
+def _has_logical(schema: Any, named: Mapping[str, Any], readers: Readers) -> bool:
+    if isinstance(schema, list):
+        return any(_has_logical(each, named, readers) for each in schema)
+    if isinstance(schema, str):
+        schema = named.get(schema, {"type": schema})
+    if schema["type"] in ("array", "map"):
+        return _has_logical(schema.get("items", schema.get("values")), named, readers)
+    return schema["type"] in _WITH_LOGICAL and _logical_reader(readers, schema) is not None
+
+
+def _marked(schema: Any, named: Mapping[str, Any], readers: Readers) -> Any:
+    if isinstance(schema, list):
+        return [_marked(each, named, readers) for each in schema]
+    if isinstance(schema, str):
+        if schema in named:
+            _marked(named[schema], named, readers)
+        return {"type": schema, "logicalType": _BY_READER} if schema in _WITH_LOGICAL else schema
+    if schema["type"] in ("array", "map"):
+        items = "items" if schema["type"] == "array" else "values"
+        schema[items] = _marked(schema[items], named, readers)
+    elif schema["type"] in _WITH_LOGICAL and _logical_reader(readers, schema) is None:
+        schema["logicalType"] = _BY_READER
+    return schema
+
+
+def _by_reader(readers: Readers, value: Any, writer: Mapping[str, Any], reader: Any = None) -> Any:
+    """Returns what a value is by the reader's type. It also promotes, because fastavro leaves that to this function."""
+    kind = _kind(reader)
+    if kind in ("float", "double"):
+        return float(value)
+    if kind == "bytes" and isinstance(value, str):
+        value = value.encode()
+    elif kind == "string" and isinstance(value, bytes):
+        value = value.decode()
+    return _logical_value(readers, reader, value) if isinstance(reader, dict) else value
 
 
 def _logical_value(readers: Readers, schema: Any, value: Any) -> Any:

@@ -188,7 +188,7 @@ def _logical_readers() -> Any:
     """Returns fastavro's functions for logical types by their names, after it has added ours."""
     found = _fastavro().read.LOGICAL_READERS
     found.update({f"{kind}-{DECIMAL}": read_decimal for kind in ("bytes", "fixed")})
-    found.update(resolution_readers())
+    found.update(resolution_readers(found))
     return found
 
 

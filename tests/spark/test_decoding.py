@@ -117,6 +117,43 @@ async def test_a_task_fails_if_the_registry_does_not_respond() -> None:
             await in_thread(lambda: decode(url))
 
 
+# type, default in JSON, value in the column
+DEFAULTS: dict[str, tuple[Any, Any, Any]] = {
+    "raw": ("bytes", "\u0001\u00f4", b"\x01\xf4"),
+    "some": (["bytes", "null"], "\u0001\u00f4", b"\x01\xf4"),
+    "two": ({"type": "fixed", "name": "Two", "size": 2}, "\u0001\u00f4", b"\x01\xf4"),
+    "price": (logical("bytes", "decimal", precision=4, scale=2), "\u0001\u00f4", decimal.Decimal("5.00")),
+    "day": (logical("int", "date"), 1, datetime.date(1970, 1, 2)),
+    "time": (logical("int", "time-millis"), 1005, 1005),
+    "at": (logical("long", "timestamp-millis"), 1000, datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),
+    "key": (logical("string", "uuid"), str(uuid.UUID(int=1)), str(uuid.UUID(int=1))),
+    "no_key": (logical("string", "uuid"), "", ""),
+    "names": ({"type": "array", "items": "bytes"}, ["\u00ff"], [b"\xff"]),
+    "sub": ({"type": "record", "name": "Sub", "fields": [{"name": "x", "type": "int", "default": 7}]}, {}, {"x": 7}),
+}
+
+
+async def test_fields_that_a_record_lacks_have_their_defaults() -> None:
+    from allocator.spark.decoding import _decode_all
+
+    new = [{"name": name, "type": kind, "default": given} for name, (kind, given, _) in DEFAULTS.items()]
+    reader = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}, *new]}
+    old = record(id="long")
+    batch = pa.RecordBatch.from_pydict({"value": pa.array([framed(1, avro(old, {"id": 1}))] * 2, pa.binary())})
+    options = {
+        "reader": json.dumps(as_reader_schema(reader)),
+        "column": "value",
+        "into": "d",
+        "error": "e",
+        "timeout_s": 30.0,
+    }
+    async with registry({"/schemas/ids/1": {"schema": json.dumps(old)}}, []) as url:
+        found = await in_thread(lambda: next(_decode_all([batch], url=url, **options)))
+    assert found.column(2).to_pylist() == [None, None]
+    want = {"id": 1, **{name: value for name, (_, _, value) in DEFAULTS.items()}}
+    assert found.column(1).to_pylist() == [want, want]
+
+
 async def in_thread(work: Callable[[], Any]) -> Any:
     return await asyncio.get_running_loop().run_in_executor(None, work)
 

@@ -17,7 +17,14 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 
 from allocator.core.text import parse_json, shown
 from allocator.errors import AllocatorError, ConfigError
-from allocator.handlers.schemas.schema import Schema, avro_schema, json_schema, parsed_avro, protobuf_schema
+from allocator.handlers.schemas.schema import (
+    Schema,
+    avro_schema,
+    json_schema,
+    parsed_avro,
+    protobuf_schema,
+    reader_avro,
+)
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +104,7 @@ class Registry:
         if response.get("schemaType", "AVRO") != "AVRO":
             return None
         name, named = f"the latest schema of subject {subject}", await self._named(response)
-        return parsed_avro(_json_of(response), named, name)
+        return reader_avro(_json_of(response), named, name)
 
     async def _named(self, response: dict[str, Any]) -> dict[str, Any]:
         """Returns the Avro types that a schema refers to."""

@@ -22,6 +22,7 @@ from allocator.core.fetch import varint
 from allocator.core.text import parse_json
 from allocator.errors import ConfigError, MissingExtra
 from allocator.handlers.schemas.avro_bounds import DECIMAL, OutOfBounds, bounds_check, check_depth, read_decimal
+from allocator.handlers.schemas.avro_resolution import resolution_readers, resolve, set_defaults
 from allocator.handlers.schemas.masks import Base64
 
 HEADER = 5  # bytes of Confluent's header
@@ -136,16 +137,20 @@ def avro_schema(schema: Any, named: dict[str, Any], name: str) -> Schema:
     """
     fastavro = _fastavro()
     parsed = parsed_avro(schema, named, name)
-    fastavro.read.LOGICAL_READERS.update({f"{kind}-{DECIMAL}": read_decimal for kind in ("bytes", "fixed")})
+    logical = _logical_readers()
 
     def decoder(reader: Any) -> Callable[[bytes], Any]:
         # fastavro parses other schemas than those of records again for each record; as the only field of a record they
         # have the same bytes
         plain = all(each is None or _is_record(each) for each in (parsed, reader))
-        around = None if plain else f"allocator_{uuid.uuid4().hex}"  # a name that neither schema has
+        around = None if plain else _unused_name()
         writer = _record_of(parsed, name, around)
         target = None if reader is None else _record_of(reader, "the reader schema", around)
-        check = bounds_check(writer, resolved=reader is not None)
+        if target == writer:
+            target = None
+        if target is not None:
+            resolve(writer, target, logical, "the reader schema")
+        check = bounds_check(writer, resolved=target is not None)
 
         def decode(data: bytes) -> Any:
             if check is not None:
@@ -177,6 +182,18 @@ def avro_schema(schema: Any, named: dict[str, Any], name: str) -> Schema:
 
 
 _FIELD = "value"
+
+
+def _logical_readers() -> Any:
+    """Returns fastavro's functions for logical types by their names, after it has added ours."""
+    found = _fastavro().read.LOGICAL_READERS
+    found.update({f"{kind}-{DECIMAL}": read_decimal for kind in ("bytes", "fixed")})
+    found.update(resolution_readers(found))
+    return found
+
+
+def _unused_name() -> str:
+    return f"allocator_{uuid.uuid4().hex}"  # a name that no schema has
 
 
 def _is_record(schema: Any) -> bool:
@@ -238,7 +255,14 @@ def as_reader_schema(given: Any) -> Any:
             f"reader_schema = {given!r}: must be an Avro schema (JSON text, a dict or a list) "
             "or a message class of Protobuf"
         )
-    return parsed_avro(given, {}, "the reader schema")
+    return reader_avro(given, {}, "the reader schema")
+
+
+def reader_avro(schema: Any, named: dict[str, Any], name: str) -> Any:
+    """Returns what `parsed_avro` does, if the schema can be the reader's: its defaults must be of their types."""
+    parsed = parsed_avro(schema, named, name)
+    set_defaults(_record_of(parsed, name, None if _is_record(parsed) else _unused_name()), _logical_readers(), name)
+    return parsed
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,268 @@
+"""Completes fastavro's resolution of records to a reader schema: values of defaults, and the reader's logical types.
+
+fastavro puts the JSON of a default into a record as it is. In JSON, bytes are text, times are numbers, and a record may
+lack fields that have defaults themselves. Here such a record gets the value that it would have if the default were
+written in it. fastavro also ignores a logical type that only the reader schema has. What the specification leaves open
+is as in Apache Avro for Java.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from allocator.errors import ConfigError
+from allocator.handlers.schemas.avro_bounds import DECIMAL
+
+# values in all defaults of a schema, which grow exponentially with the levels of records that default to {}. Higher:
+# more memory and time; lower: refuses more schemas
+MAX_VALUES = 100_000
+
+# Logical types that `resolve` adds to the types of the writer, so that fastavro calls a function.
+_OWN = "allocator-own"
+"""Of records. The same key has what `_own_defaults` needs: in the reader's records the dicts and lists that are
+defaults, in the writer's the function of the logical type that this one replaces."""
+_BY_READER = "allocator-by-reader"
+
+_BITS = {"int": 31, "long": 63}
+_WITH_LOGICAL = ("int", "long", "string", "bytes", "fixed")
+_RECORDS = ("record", "error")
+
+Readers = Mapping[str, Callable[..., Any]]
+
+
+def resolution_readers(readers: Readers) -> Readers:
+    """Returns the functions to add to `readers`, those of fastavro for logical types."""
+    return {
+        **{f"{kind}-{_OWN}": _own_defaults for kind in _RECORDS},
+        **{f"{kind}-{_BY_READER}": partial(_by_reader, readers) for kind in _WITH_LOGICAL},
+    }
+
+
+def resolve(writer: Any, reader: Any, readers: Readers, name: str) -> None:
+    """Prepares the schemas of records for fastavro. Both are parsed, with all their types, and nobody else has them.
+
+    Raises ConfigError like `set_defaults`.
+    """
+    set_defaults(reader, readers, name)
+    _mark_shared_defaults(writer, reader, readers)
+    _mark_logical_types(writer, reader, readers)
+
+
+# -- defaults ----------------------------------------------------------------------------------------------------------
+
+
+def set_defaults(schema: Any, readers: Readers, name: str) -> None:
+    """Replaces the JSON of all defaults by values, in a parsed schema of records with all its types.
+
+    If the function of a logical type rejects a default, the default is a value of the type without its logical type.
+    Raises ConfigError for a default that is not of its field's type.
+    """
+    convert = _Conversion(schema["__named_schemas"], readers)
+    found: list[tuple[Any, Any]] = []
+    for record in _records(schema)[1:]:
+        for field in record["fields"]:
+            if "default" in field:
+                where = f"{name}: the default of field {field['name']!r} of {record['name']}"
+                try:
+                    found.append((field, convert.value(field["type"], field["default"])))
+                except RecursionError:
+                    raise ConfigError(f"{where} contains itself") from None
+                except ValueError as error:
+                    raise ConfigError(f"{where} is invalid: {error}") from error
+    for field, value in found:  # later, because the default of a record includes those of its fields
+        field["default"] = value
+
+
+class _Conversion:
+    """Converts the JSON of defaults to values."""
+
+    def __init__(self, named: Mapping[str, Any], readers: Readers) -> None:
+        self._named = named
+        self._readers = readers
+        self._left = MAX_VALUES
+
+    def value(self, schema: Any, given: Any) -> Any:
+        """Returns the value of a type. Raises ValueError if `given` is not of that type."""
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"the schema's defaults have more than {MAX_VALUES:,} values")
+        if isinstance(schema, list):
+            return self._of_union(schema, given)
+        if isinstance(schema, str):
+            schema = self._named.get(schema, {"type": schema})
+        kind = schema["type"]
+        if kind in _RECORDS and isinstance(given, dict):
+            found: Any = self._record(schema, given)
+        elif kind == "array" and isinstance(given, list):
+            found = [self.value(schema["items"], each) for each in given]
+        elif kind == "map" and isinstance(given, dict):
+            found = {key: self.value(schema["values"], each) for key, each in given.items()}
+        else:
+            found = _plain_value(schema, kind, given)
+        return _logical_value(self._readers, schema, found)
+
+    def _of_union(self, schemas: list[Any], given: Any) -> Any:
+        """Returns the value of the first type that fits. Avro allows any type, and until 1.11 only the first."""
+        for each in schemas:
+            if isinstance(given, str) and _kind(each) in ("float", "double"):
+                continue  # text is a number only where it can be nothing else
+            try:
+                return self.value(each, given)
+            except ValueError:
+                pass
+        raise ValueError(f"{given!r:.80} is of no type of the union")
+
+    def _record(self, schema: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        found = {}
+        for field in schema["fields"]:
+            name = field["name"]
+            if name not in given and "default" not in field:
+                raise ValueError(f"it lacks field {name!r} of {schema['name']}, which has no default")
+            found[name] = self.value(field["type"], given[name] if name in given else field["default"])
+        return found
+
+
+def _plain_value(schema: Any, kind: str, given: Any) -> Any:
+    text, number = isinstance(given, str), isinstance(given, (int, float)) and not isinstance(given, bool)
+    try:
+        if kind == "null" and given is None:
+            return None
+        if kind == "boolean" and isinstance(given, bool):
+            return given
+        if kind in _BITS and number and isinstance(given, int) and -(1 << _BITS[kind]) <= given < 1 << _BITS[kind]:
+            return given
+        if kind == "double" and (number or text):  # Java writes NaN and infinities as text
+            return float(given)
+        if kind == "float" and (number or text):
+            return array("f", [float(given)])[0]
+        if kind == "string" and text:
+            return given
+        if kind == "bytes" and text:
+            return given.encode("latin-1")
+        if kind == "fixed" and text:
+            return given.encode("latin-1")[: schema["size"]].ljust(schema["size"], b"\0")
+        if kind == "enum" and text and given in schema["symbols"]:
+            return given
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError(f"{given!r:.80} is not of the type {kind}")
+
+
+def _mark_shared_defaults(writer: Any, reader: Any, readers: Readers) -> None:
+    """Marks the records that lack a field whose default is a dict or list: fastavro puts the same object into each."""
+    lacking = []  # names of each such field
+    for record in _records(reader):
+        fields = [field for field in record["fields"] if isinstance(field.get("default"), (dict, list))]
+        record[_OWN] = [(field["name"], field["default"]) for field in fields]
+        lacking += [_names(field) for field in fields]
+    for record in _records(writer):
+        names = {field["name"] for field in record["fields"]}
+        if any(names.isdisjoint(each) for each in lacking):
+            record[_OWN] = readers.get(f"{record['type']}-{record.get('logicalType')}")
+            record["logicalType"] = _OWN
+
+
+def _own_defaults(record: dict[str, Any], writer: Mapping[str, Any], reader: Any = None) -> Any:
+    """Replaces the shared defaults of a record by copies."""
+    if reader is not None:
+        for name, default in reader[_OWN]:
+            if record[name] is default:
+                record[name] = _copy(default)
+    replaced = writer[_OWN]
+    return record if replaced is None else replaced(record, writer, reader)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_copy(each) for each in value]
+    return value
+
+
+# -- logical types -----------------------------------------------------------------------------------------------------
+
+
+def _mark_logical_types(writer: Any, reader: Any, readers: Readers) -> None:
+    """Marks types without a logical type, in the fields for which the reader has one."""
+    named = reader["__named_schemas"]
+    fields = [field for record in _records(reader) for field in record["fields"]]
+    names = {name for field in fields if _has_logical(field["type"], named, readers) for name in _names(field)}
+    for record in _records(writer):
+        for field in record["fields"]:
+            if field["name"] in names:
+                field["type"] = _marked(field["type"], writer["__named_schemas"], readers)
+
+
+def _has_logical(schema: Any, named: Mapping[str, Any], readers: Readers) -> bool:
+    if isinstance(schema, list):
+        return any(_has_logical(each, named, readers) for each in schema)
+    if isinstance(schema, str):
+        schema = named.get(schema, {"type": schema})
+    if schema["type"] in ("array", "map"):
+        return _has_logical(schema.get("items", schema.get("values")), named, readers)
+    return schema["type"] in _WITH_LOGICAL and _logical_reader(readers, schema) is not None
+
+
+def _marked(schema: Any, named: Mapping[str, Any], readers: Readers) -> Any:
+    if isinstance(schema, list):
+        return [_marked(each, named, readers) for each in schema]
+    if isinstance(schema, str):
+        if schema in named:
+            _marked(named[schema], named, readers)
+        return {"type": schema, "logicalType": _BY_READER} if schema in _WITH_LOGICAL else schema
+    if schema["type"] in ("array", "map"):
+        items = "items" if schema["type"] == "array" else "values"
+        schema[items] = _marked(schema[items], named, readers)
+    elif schema["type"] in _WITH_LOGICAL and _logical_reader(readers, schema) is None:
+        schema["logicalType"] = _BY_READER
+    return schema
+
+
+def _by_reader(readers: Readers, value: Any, writer: Mapping[str, Any], reader: Any = None) -> Any:
+    """Returns what a value is by the reader's type. It also promotes, because fastavro leaves that to this function."""
+    kind = _kind(reader)
+    if kind in ("float", "double"):
+        return float(value)
+    if kind == "bytes" and isinstance(value, str):
+        value = value.encode()
+    elif kind == "string" and isinstance(value, bytes):
+        value = value.decode()
+    return _logical_value(readers, reader, value) if isinstance(reader, dict) else value
+
+
+def _logical_value(readers: Readers, schema: Any, value: Any) -> Any:
+    """Returns the value of a logical type; for a value that it cannot have, the value without it."""
+    read = _logical_reader(readers, schema)
+    if read is None:
+        return value
+    try:
+        return read(value, schema, None)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return value
+
+
+def _logical_reader(readers: Readers, schema: Mapping[str, Any]) -> Any:
+    logical = schema.get("logicalType")
+    if logical == "decimal" and schema.get("precision"):
+        logical = DECIMAL
+    return None if logical is None else readers.get(f"{schema['type']}-{logical}")
+
+
+# -- schemas -----------------------------------------------------------------------------------------------------------
+
+
+def _records(schema: Any) -> list[Any]:
+    """Returns the record types of a parsed schema. The first is among the named ones as a copy with the same fields."""
+    return [schema, *(each for each in schema["__named_schemas"].values() if each["type"] in _RECORDS)]
+
+
+def _names(field: Mapping[str, Any]) -> set[str]:
+    return {field["name"], *field.get("aliases", ())}
+
+
+def _kind(schema: Any) -> Any:
+    return schema["type"] if isinstance(schema, dict) else schema

@@ -1,0 +1,356 @@
+"""A record that lacks a field gets the default by Avro's specification, and the reader's logical types apply."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import itertools
+import json
+import math
+import re
+import uuid
+from typing import Any
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.errors import ConfigError
+from allocator.handlers.schemas.schema import as_reader_schema, avro_schema
+from allocator.schemas import RegistryDeserializer
+from tests.schemas.schema_registry import avro, framed, registry
+
+UTC = datetime.timezone.utc
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=UTC)
+OLD = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}
+
+
+def logical(kind: Any, name: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "logicalType": name, **more}
+
+
+def record(name: str, **fields: Any) -> dict[str, Any]:
+    """A field is a type, or a type and a default."""
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [
+            {"name": key, "type": field[0], "default": field[1]}
+            if isinstance(field, tuple)
+            else {"name": key, "type": field}
+            for key, field in fields.items()
+        ],
+    }
+
+
+def array(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def fixed(size: int, name: str = "Fixed", **more: Any) -> dict[str, Any]:
+    return {"type": "fixed", "name": name, "size": size, **more}
+
+
+PRICE = logical("bytes", "decimal", precision=4, scale=2)
+MILLIS, MICROS = logical("long", "timestamp-millis"), logical("long", "timestamp-micros")
+ENUM = {"type": "enum", "name": "Color", "symbols": ["RED", "BLUE"]}
+SUB = record("Sub", x=("int", 7), raw=("bytes", "\u00ff"), at=MILLIS)
+POINT = record("Point", x=("int", 7))
+
+# type, default in JSON, value
+DEFAULTS: dict[str, tuple[Any, Any, Any]] = {
+    "null": ("null", None, None),
+    "boolean": ("boolean", False, False),
+    "int": ("int", -(2**31), -(2**31)),
+    "long": ("long", 2**63 - 1, 2**63 - 1),
+    "float": ("float", 0.1, 0.10000000149011612),
+    "float of an integer": ("float", 3, 3.0),
+    "double": ("double", 0.1, 0.1),
+    "double of text": ("double", "-Infinity", -math.inf),
+    "string": ("string", "\u0001\u00f4\u20ac", "\u0001\u00f4\u20ac"),
+    "bytes": ("bytes", "\u0001\u00f4", b"\x01\xf4"),
+    "no bytes": ("bytes", "", b""),
+    "fixed": (fixed(2), "\u0001\u00f4", b"\x01\xf4"),
+    "fixed, short": (fixed(4), "\u0001\u00f4", b"\x01\xf4\0\0"),  # as Apache Avro for Java
+    "enum": (ENUM, "BLUE", "BLUE"),
+    "decimal": (PRICE, "\u0001\u00f4", decimal.Decimal("5.00")),
+    "negative decimal": (PRICE, "\u00ff", decimal.Decimal("-0.01")),
+    "fixed decimal": (
+        fixed(2, **logical("fixed", "decimal", precision=4, scale=1)),
+        "\u0001\u00f4",
+        decimal.Decimal("50.0"),
+    ),
+    "date": (logical("int", "date"), 1, datetime.date(1970, 1, 2)),
+    "time in ms": (logical("int", "time-millis"), 1001, datetime.time(0, 0, 1, 1000)),
+    "time in us": (logical("long", "time-micros"), 1_000_001, datetime.time(0, 0, 1, 1)),
+    "timestamp in ms": (MILLIS, 1500, EPOCH + datetime.timedelta(seconds=1.5)),
+    "timestamp in us": (MICROS, 1, EPOCH + datetime.timedelta(microseconds=1)),
+    "local timestamp": (logical("long", "local-timestamp-millis"), 1000, datetime.datetime(1970, 1, 1, 0, 0, 1)),
+    "uuid": (logical("string", "uuid"), str(uuid.UUID(int=5)), uuid.UUID(int=5)),
+    "text of another length as uuid": (logical("string", "uuid"), "", ""),  # as in Java, where the type does not matter
+    "unknown logical type": (logical("bytes", "colour"), "\u00ff", b"\xff"),
+    "array": (array("bytes"), ["\u00ff", ""], [b"\xff", b""]),
+    "empty array": (array(MILLIS), [], []),
+    "array of timestamps": (array(MILLIS), [0], [EPOCH]),
+    "map": ({"type": "map", "values": PRICE}, {"a": "\u0064"}, {"a": decimal.Decimal("1.00")}),
+    "map of arrays": ({"type": "map", "values": array(["null", MICROS])}, {"a": [None, 0]}, {"a": [None, EPOCH]}),
+    "record": (POINT, {}, {"x": 7}),
+    "record, other field": (POINT, {"y": 1}, {"x": 7}),
+    "record with all": (SUB, {"at": 0, "x": 1}, {"x": 1, "raw": b"\xff", "at": EPOCH}),
+    "records in each other": (
+        record("Outer", a=(SUB, {"at": 0}), b=(array("Sub"), [{"at": 0, "x": 2}])),
+        {},
+        {"a": {"x": 7, "raw": b"\xff", "at": EPOCH}, "b": [{"x": 2, "raw": b"\xff", "at": EPOCH}]},
+    ),
+    "first null": (["null", MILLIS], None, None),
+    "timestamp or null": ([MILLIS, "null"], 0, EPOCH),
+    "null or timestamp": (["null", MILLIS], 0, EPOCH),  # any type of the union, since Avro 1.12
+    "null or bytes": (["null", "bytes"], "\u00ff", b"\xff"),
+    "null or record": (["null", POINT], {}, {"x": 7}),
+    "int or long": (["int", "long"], 2**40, 2**40),
+    "int or double": (["int", "double"], 3.5, 3.5),
+    "float or null": (["float", "null"], 3, 3.0),
+    "double or string": (["double", "string"], "1.5", "1.5"),
+    "bytes or string": (["bytes", "string"], "\u20ac", "\u20ac"),
+    "enum or string": ([ENUM, "string"], "GREEN", "GREEN"),
+    "record or map": ([record("Other", x="int"), {"type": "map", "values": "string"}], {"y": "a"}, {"y": "a"}),
+}
+
+
+def ids(table: dict[str, Any]) -> Any:
+    return pytest.mark.parametrize("case", list(table))
+
+
+async def resolved(writer: Any, reader: Any, *values: Any) -> list[Any]:
+    """Decodes records as a consumer does."""
+    async with registry({"/schemas/ids/1": {"schema": json.dumps(writer)}}, []) as url:
+        deserializer = RegistryDeserializer(url, reader_schema=json.dumps(reader), timeout_s=30)
+        await deserializer.load({1})
+        return [deserializer(framed(1, avro(writer, value))) for value in values]
+
+
+def skip_if_refused(kind: Any, default: Any) -> None:
+    """fastavro 1.9.0 refuses the schema if the default is not of the union's first type."""
+    try:
+        fastavro.parse_schema(record("R", new=(kind, default)))
+    except fastavro.schema.SchemaParseException as error:
+        if "must match first schema in union" in str(error):
+            pytest.skip("this version of fastavro refuses the schema")
+        raise
+
+
+def same(found: Any, want: Any) -> bool:
+    return found == want and type(found) is type(want) and repr(found) == repr(want)
+
+
+@ids(DEFAULTS)
+async def test_a_default_has_the_value_of_its_type(case: str) -> None:
+    kind, default, want = DEFAULTS[case]
+    skip_if_refused(kind, default)
+    [found] = await resolved(OLD, record("R", id="long", new=(kind, default)), {"id": 1})
+    assert same(found, {"id": 1, "new": want}), found
+
+
+@ids(
+    {
+        name: case
+        for name, case in DEFAULTS.items()
+        if name not in ("text of another length as uuid", "record, other field")
+    }
+)
+async def test_a_default_is_what_a_written_value_would_be(case: str) -> None:
+    kind, default, want = DEFAULTS[case]
+    skip_if_refused(kind, default)
+    reader = record("R", id="long", new=(kind, default))
+    written = avro_schema(reader, {}, "it").decoder(None)(avro(reader, {"id": 1, "new": want}))
+    [found] = await resolved(OLD, reader, {"id": 1})
+    assert same(found, written)
+
+
+@st.composite
+def nested(draw: Any, names: Any, levels: int = 3) -> tuple[Any, Any, Any]:
+    """A type made of those of `DEFAULTS`, with a default in JSON and its value."""
+    case = draw(st.sampled_from([name for name, (kind, _, _) in DEFAULTS.items() if not isinstance(kind, list)]))
+    kind, default, want = DEFAULTS[case]
+    if isinstance(kind, dict) and "name" in kind:
+        inner = json.dumps(kind)
+        for name in re.findall(r'"name": "([A-Z]\w*)"', inner):
+            inner = re.sub(rf'"{name}"', f'"{name}{next(names)}"', inner)
+        kind = json.loads(inner)
+    how = draw(st.sampled_from(["plain", "array", "map", "record", "union"])) if levels else "plain"
+    if how in ("array", "map"):
+        kind, default, want = draw(nested(names, levels - 1))
+        count = draw(st.integers(0, 3))
+        if how == "array":
+            return array(kind), [default] * count, [want] * count
+        keys = [str(number) for number in range(count)]
+        return {"type": "map", "values": kind}, dict.fromkeys(keys, default), dict.fromkeys(keys, want)
+    if how == "record":
+        fields = {f"f{number}": draw(nested(names, levels - 1)) for number in range(draw(st.integers(1, 3)))}
+        lacking = draw(st.sets(st.sampled_from(sorted(fields))))
+        types = {key: (each, inner) if key in lacking else each for key, (each, inner, _) in fields.items()}
+        default = {key: inner for key, (_, inner, _) in fields.items() if key not in lacking}
+        return record(f"N{next(names)}", **types), default, {key: value for key, (_, _, value) in fields.items()}
+    if how == "union" and case not in ("null", "double of text"):
+        return [kind, "null"], default, want
+    return kind, default, want
+
+
+@given(st.data())
+def test_a_default_of_any_depth_has_the_value_of_its_type(data: Any) -> None:
+    kind, default, want = data.draw(nested(itertools.count()))
+    reader = as_reader_schema(record("R", id="long", new=(kind, default)))
+    decode = avro_schema(OLD, {}, "it").decoder(reader)
+    first, second = (decode(avro(OLD, {"id": 1})) for _ in range(2))
+    assert same(first, {"id": 1, "new": want})
+    assert not objects(first) & objects(second), "each record has its own"
+
+
+def objects(value: Any) -> set[int]:
+    """Returns the ids of all dicts and lists in a value."""
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else None
+    return set() if inner is None else {id(value)}.union(*map(objects, inner))
+
+
+@pytest.mark.parametrize("where", ["array", "map", "union", "record"])
+async def test_a_default_applies_at_any_level(where: str) -> None:
+    def around(inner: Any) -> Any:
+        return {
+            "array": array(inner),
+            "map": {"type": "map", "values": inner},
+            "union": ["null", inner],
+            "record": record("Top", field=inner, again="Item"),
+        }[where]
+
+    def value(inner: Any) -> Any:
+        return {
+            "array": [inner, inner],
+            "map": {"a": inner},
+            "union": inner,
+            "record": {"field": inner, "again": inner},
+        }[where]
+
+    reader = around(record("Item", id="long", new=(array("bytes"), ["\u00ff"])))
+    [found] = await resolved(around(record("Item", id="int")), reader, value({"id": 1}))
+    assert found == value({"id": 1, "new": [b"\xff"]})
+
+
+async def test_names_and_aliases_are_resolved_before_defaults() -> None:
+    reader = {
+        "type": "record",
+        "name": "shop.New",
+        "aliases": ["R"],
+        "fields": [
+            {"name": "number", "aliases": ["id"], "type": "long", "default": -1},
+            {"name": "tags", "aliases": ["labels"], "type": array("string"), "default": ["none"]},
+            {
+                "name": "at",
+                "type": {"type": "record", "name": "At", "fields": [{"name": "t", "type": MILLIS}]},
+                "default": {"t": 0},
+            },
+            {"name": "then", "type": ["shop.At", "null"], "default": {"t": 1000}},
+        ],
+    }
+    later = {"t": EPOCH + datetime.timedelta(seconds=1)}
+    [found] = await resolved(OLD, reader, {"id": 5})
+    assert found == {"number": 5, "tags": ["none"], "at": {"t": EPOCH}, "then": later}
+    [found] = await resolved(record("R", labels=array("string")), reader, {"labels": ["a"]})
+    assert found == {"number": -1, "tags": ["a"], "at": {"t": EPOCH}, "then": later}
+
+
+async def test_each_record_has_its_own_default() -> None:
+    new = (record("Sub", names=(array("string"), []), more=({"type": "map", "values": array("int")}, {"a": []})), {})
+    reader = record("R", id="long", new=new, flat=(array("int"), []))
+    for around in (lambda inner: inner, array):
+        old, value = around(OLD), {"id": 1}
+        first, second = await resolved(
+            old, around(reader), *([value] * 2 if around is not array else [[value], [value]])
+        )
+        if around is array:
+            [first], [second] = first, second
+        first["new"]["names"].append("x")
+        first["new"]["more"]["a"].append(1)
+        first["flat"].append(1)
+        assert second == {"id": 1, "new": {"names": [], "more": {"a": []}}, "flat": []}
+
+
+WRONG: dict[str, tuple[Any, Any, str]] = {
+    "range of int": ("int", 2**31, "2147483648 is not of the type int"),
+    "range of long": ("long", 2**63, "not of the type long"),
+    "boolean": ("int", True, "True is not of the type int"),
+    "characters": ("bytes", "\u20ac", "is not of the type bytes"),
+    "symbol": (ENUM, "GREEN", "'GREEN' is not of the type enum"),
+    "item": (array("string"), [None], "None is not of the type string"),
+    "value": ({"type": "map", "values": "int"}, {"a": "b"}, "'b' is not of the type int"),
+    "field": (record("Sub", x="int"), {}, "it lacks field 'x' of Sub, which has no default"),
+    "union": ([array("int"), "null"], ["a"], r"\['a'\] is of no type of the union"),
+    "endless": (record("Node", next=("Node", {})), {}, "contains itself"),
+}
+
+
+@ids(WRONG)
+def test_an_invalid_default_is_an_error_of_the_reader_schema(case: str) -> None:
+    kind, default, says = WRONG[case]
+    with pytest.raises(ConfigError, match=f"the reader schema: the default of field '(new|next)' of (R|Node) .*{says}"):
+        as_reader_schema(record("R", id="long", new=(kind, default)))
+
+
+def test_defaults_that_grow_with_each_level_are_refused() -> None:
+    kind: Any = "int"
+    for level in range(40):
+        inner = kind if level == 0 else f"L{level - 1}"
+        first = (kind, 0) if level == 0 else (kind, {})
+        kind = record(f"L{level}", a=first, b=(inner, first[1]))
+    with pytest.raises(ConfigError, match="more than 100,000 values"):
+        as_reader_schema(kind)
+
+
+async def test_an_invalid_default_of_a_writer_does_not_matter() -> None:
+    writer = record("R", id=("long", 0), color=(ENUM, "GREEN"))
+    assert await resolved(writer, OLD, {"id": 1, "color": "RED"}) == [{"id": 1}]
+
+
+# type of the writer, type of the reader, value, result
+BY_READER: dict[str, tuple[Any, Any, Any, Any]] = {
+    "long": ("long", MILLIS, 1000, EPOCH + datetime.timedelta(seconds=1)),
+    "int": ("int", MICROS, 1, EPOCH + datetime.timedelta(microseconds=1)),
+    "date": ({"type": "int"}, logical("int", "date"), 1, datetime.date(1970, 1, 2)),
+    "bytes": ("bytes", PRICE, b"\x01\xf4", decimal.Decimal("5.00")),
+    "string": ("string", logical("string", "uuid"), str(uuid.UUID(int=5)), uuid.UUID(int=5)),
+    "bytes as uuid": ("bytes", logical("string", "uuid"), str(uuid.UUID(int=5)).encode(), uuid.UUID(int=5)),
+    "no uuid": ("string", logical("string", "uuid"), "a", "a"),
+    "fixed": (fixed(2), fixed(2, **logical("fixed", "decimal", precision=4)), b"\x01\xf4", decimal.Decimal(500)),
+    "unions": (["null", "long"], ["null", MILLIS], 0, EPOCH),
+    "union of the writer": (["null", "long"], MILLIS, 0, EPOCH),
+    "union of the reader": ("long", ["null", MILLIS], 0, EPOCH),
+    "array": (array("long"), array(MILLIS), [0], [EPOCH]),
+    "map": (
+        {"type": "map", "values": ["long", "null"]},
+        {"type": "map", "values": ["null", MILLIS]},
+        {"a": 0},
+        {"a": EPOCH},
+    ),
+    "promoted beside it": (array(["int", "string"]), array(["double", logical("string", "uuid")]), [1], [1.0]),
+    "text as bytes beside it": (array("string"), array(["bytes", MILLIS]), ["\u00e9"], [b"\xc3\xa9"]),
+    "micros as millis": (MILLIS, MICROS, EPOCH, EPOCH),
+}
+
+
+@ids(BY_READER)
+async def test_a_logical_type_of_the_reader_alone_applies(case: str) -> None:
+    written, wanted, value, want = BY_READER[case]
+    writer, reader = record("R", id="long", a=written, other="long"), record("R", id="long", a=wanted, other="double")
+    [found] = await resolved(writer, reader, {"id": 1, "a": value, "other": 2})
+    assert same(found, {"id": 1, "a": want, "other": 2.0}), found
+    [found] = await resolved(written, wanted, value)
+    assert same(found, want), found
+
+
+async def test_a_fixed_type_keeps_its_values_where_the_reader_has_no_logical_type() -> None:
+    writer = record("R", a=fixed(1), b="Fixed", c=array("Fixed"))
+    reader = record(
+        "R", b=fixed(1), c=array("Fixed"), a=fixed(1, "of.Fixed", **logical("fixed", "decimal", precision=2))
+    )
+    value = {"a": b"\x01", "b": b"\x02", "c": [b"\x03"]}
+    assert await resolved(writer, reader, value) == [{**value, "a": decimal.Decimal(1)}]

@@ -16,7 +16,7 @@ VERSION = "3.9.1"
 KAFKAS = {
     "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
     "kafka-configs.sh": "kafka.admin.ConfigCommand",
-    "kafka-broker-api-versions.sh": "org.apache.kafka.tools.BrokerApiVersionsCommand",
+    "kafka-broker-api-versions.sh": "kafka.admin.BrokerApiVersionsCommand",
 }
 # Apache's shell needs a jar that no server has
 ZKCLI = """

@@ -240,6 +240,10 @@ class Lanes:
 
     def _end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float) -> None:
         lane.running = False
+        if error is not None and self._tasks.loop_is_ending:
+            # that also cancels what the call awaits, so the call may fail, and its record comes again
+            lane.worker.stop()
+            error = None
         lane.worker.end(lane, finished, error, seconds)
 
     # -- on the loop -------------------------------------------------------------------------------------------------

@@ -311,7 +311,11 @@ class Interrupted(Exception):
 async def unless(work: Awaitable[T], *events: asyncio.Event) -> T:
     """Returns the result of `work`. If one of the events is set first, cancels `work`, waits until it has ended and
     raises `Interrupted`."""
-    task = asyncio.ensure_future(work)
+
+    async def result() -> T:
+        return await work
+
+    task = start_task(result())
     waits = [start_task(event.wait()) for event in events]
     try:
         await asyncio.wait({task, *waits}, return_when=asyncio.FIRST_COMPLETED)

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator.core.aio.tasks import BackgroundTasks, ClosesOnce, TaskGroup, first_of
+from allocator.core.aio.tasks import (
+    CLOSE_WITHIN_S,
+    BackgroundTasks,
+    ClosesOnce,
+    TaskGroup,
+    first_of,
+    start_task,
+    within,
+)
 from allocator.core.errors import Closed
 
 PATIENCE_S = 30.0
@@ -118,6 +127,68 @@ async def test_a_background_task_that_its_owner_did_not_cancel_has_failed() -> N
     await tasks.close()
     assert [type(error) for error in failures] == [Closed]
     assert "'renewal' was cancelled by code that had not started it" in str(failures[0])
+
+
+# -- the end of the loop -----------------------------------------------------------------------------------------------
+
+
+def ends(*ours: Coroutine[Any, Any, Any], others: Callable[..., Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]]:
+    """Runs tasks of this package, and a task of other code that gets them, until `asyncio.run` ends them all."""
+
+    async def main() -> list[asyncio.Task[Any]]:
+        tasks = [start_task(each) for each in ours]
+        other = asyncio.create_task(others(*tasks))
+        await ticks(3)
+        return [*tasks, other]
+
+    begun = time.monotonic()
+    tasks = asyncio.run(main())
+    assert time.monotonic() - begun < CLOSE_WITHIN_S / 2
+    return tasks
+
+
+def test_when_the_loop_ends_tasks_outlive_those_of_other_code() -> None:
+    order: list[str] = []
+
+    async def ours(work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await work
+        finally:
+            order.append("ours")
+
+    async def closes(*_: asyncio.Task[Any]) -> None:
+        try:
+            await for_ever()
+        finally:
+            await ticks(9)
+            order.append("theirs")
+
+    scope = TaskGroup()
+    waits = ours(for_ever()), ours(within(for_ever(), 600)), ours(scope.run(for_ever(), child=for_ever()))
+    assert all(task.cancelled() for task in ends(*waits, others=closes))
+    assert order == ["theirs", "ours", "ours", "ours"]
+
+
+def test_when_the_loop_ends_an_owner_cancels_its_tasks_at_once() -> None:
+    cancelled: list[bool] = []
+
+    async def closes(task: asyncio.Task[Any]) -> None:
+        try:
+            await for_ever()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            cancelled.append(task.cancelled())
+
+    ends(for_ever(), others=closes)
+    assert cancelled == [True]
+
+
+def test_when_the_loop_ends_a_task_that_awaits_one_is_cancelled_too() -> None:
+    async def awaits(task: asyncio.Task[Any]) -> None:
+        await task
+
+    assert all(task.cancelled() for task in ends(for_ever(), others=awaits))
 
 
 # -- cancelled from outside --------------------------------------------------------------------------------------------

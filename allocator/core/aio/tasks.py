@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeVar
 
 from allocator.core.errors import AllocatorError, Closed
@@ -18,6 +19,39 @@ T = TypeVar("T")
 
 # Delay of a timer that counts as a pause of the process. Higher: short pauses cause timeouts; lower: a busy loop counts
 LATE_S = 0.05
+# Seconds that the caller's tasks have to close their objects when the loop ends. Higher: a process whose task never
+# ends exits later; lower: a slow close, such as one that drains handlers, commits less
+CLOSE_WITHIN_S = 60.0
+
+
+class _OwnTask(asyncio.Task[T]):
+    """A task of this package. When the loop ends, it outlives the caller's tasks, so that they can close their objects.
+
+    `asyncio.run` ends by cancelling all tasks at once, while the loop does not run. An object whose tasks end in that
+    moment could neither commit nor leave its group when the caller's cancelled task closes it. So such a cancellation
+    takes effect once the tasks of other code have ended, or after `CLOSE_WITHIN_S`. A second one takes effect at once:
+    it comes from a task that awaits this one, and is cancelled too.
+    """
+
+    ending = False
+
+    def cancel(self, msg: Any = None) -> bool:
+        loop = self.get_loop()
+        if loop.is_running() or self.ending or self.done():
+            return super().cancel(msg)
+        self.ending = True
+        loop.call_later(CLOSE_WITHIN_S, super().cancel, msg)
+        self._outlive([task for task in asyncio.all_tasks(loop) if not isinstance(task, _OwnTask)])
+        return True
+
+    def _outlive(self, others: list[asyncio.Task[Any]], _: object = None) -> None:
+        """Cancels this task when the others have ended."""
+        while others and others[-1].done():
+            others.pop()
+        if others:
+            others[-1].add_done_callback(partial(self._outlive, others))
+        else:
+            super().cancel()
 
 
 def start_task(
@@ -28,7 +62,7 @@ def start_task(
     Ignores the loop's task factory: `asyncio.eager_task_factory` would run that step before the caller has stored the
     task.
     """
-    return asyncio.Task(coroutine, loop=loop or asyncio.get_event_loop(), name=name)
+    return _OwnTask(coroutine, loop=loop or asyncio.get_event_loop(), name=name)
 
 
 class _Callback:
@@ -106,6 +140,11 @@ class BackgroundTasks:
         self._ending = False
         self._closed = False
 
+    @property
+    def loop_is_ending(self) -> bool:
+        """Whether the end of the loop has cancelled one of the tasks, which outlives the tasks of other code."""
+        return any(isinstance(task, _OwnTask) and task.ending for task in self._tasks)
+
     def start(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """Starts a task. During `close` it is cancelled before its first step. Raises RuntimeError after `close`."""
         if self._closed:
@@ -156,8 +195,8 @@ class BackgroundTasks:
         self._failed(
             Closed(
                 f"the background task {task.get_name()!r} was cancelled by code that had not started it, for example "
-                "by code that cancels all tasks of the event loop; close this object and create another one, and "
-                "cancel only your own tasks"
+                "by code that cancels all tasks of the event loop, as `asyncio.run` does when it ends; close this "
+                "object and create another one, and cancel only your own tasks"
             )
         )
 
@@ -287,7 +326,7 @@ async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
 
     Before Python 3.12, `asyncio.wait_for` loses a cancellation that arrives together with the result.
     """
-    work = asyncio.ensure_future(awaitable)
+    work = start_task(awaitable) if asyncio.iscoroutine(awaitable) else asyncio.ensure_future(awaitable)
     if not await ends(work, timeout_s, despite_pauses=True):
         raise asyncio.TimeoutError
     return work.result()
@@ -340,5 +379,5 @@ def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None
 async def wait_for_event(event: asyncio.Event, within_s: float | None) -> bool:
     """Waits up to `within_s` seconds (None: no limit) for an event. Returns whether it is set."""
     if not event.is_set():
-        await ends(asyncio.ensure_future(event.wait()), within_s)
+        await ends(start_task(event.wait()), within_s)
     return event.is_set()

@@ -178,6 +178,10 @@ class ConsumerBase:
         reader itself calls `close`, or a task that it has started, the records delivered last do not count as done, and
         the next owner reads them again.
 
+        When `asyncio.run` ends, because main returns or by Ctrl-C, it cancels all tasks. A cancelled task still closes
+        the consumer of its `async with` block, or calls `close` in `finally`. A consumer that no task closes commits
+        nothing more.
+
         With `commit` False, the next owner also reads records again that are done and not committed.
 
         With `restart` False, the partitions move to other members at once, although `restart_grace_s` reserves them for

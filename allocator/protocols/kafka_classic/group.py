@@ -174,7 +174,7 @@ class ClassicMember(KafkaGroup):
 
     def _last_request(self) -> Any:
         left = self._me
-        return leave_request(self.group, left, "cancelled") if left.member_id and left.instance_id is None else None
+        return leave_request(self.group, left, "cancelled") if left.member_id and not self._restarts else None
 
     def _close(self) -> None:
         if self.phase is not GroupPhase.CLOSED:
@@ -407,7 +407,7 @@ class ClassicMember(KafkaGroup):
         await self._leave_group(left, "it cannot take part")
 
     async def _leave_group(self, member: Identity, why: str) -> None:
-        if member.member_id and member.instance_id is None:
+        if member.member_id and not self._restarts:
             self.member_id = ""
             request = partial(leave_request, self.group, member, why)
             await self._repeat_leave(request, leave_code, LEAVE, member.member_id, why)

@@ -229,7 +229,7 @@ def list_commands(name: str, remove: tuple[str, ...], access: Access, as_json: b
 @repeated("--fail-rack", metavar="RACK", text="All members of a rack crash")
 @repeated("--weight", metavar="MEMBER=WEIGHT", text="A member gets another weight")
 @repeated("--partitions", metavar="TOPIC=COUNT", text="A topic grows to this number of partitions")
-@click.option("--function", metavar="NAME", help="All members use this allocator function.")
+@click.option("--function", metavar="NAME", help="All members use this function. Required if theirs is not built in.")
 @repeated("--evacuate", metavar="MEMBER", text="All partitions of MEMBER move away (evacuate)")
 @click.option("--at-once", type=click.IntRange(1), help="At most this many moves at once (budget).")
 @click.option("--apply", "apply", is_flag=True, help="Write the operator commands, if the plan contains nothing else.")

@@ -166,8 +166,9 @@ class GroupSection:
     leave_on_stop: bool = setting(
         Flag(),
         False,
-        "Other members get the partitions as soon as the daemon stops, although `restart_grace_s` would reserve them. "
-        "For a process that is taken out of service. false: a stop counts as a restart.",
+        "Other members get the partitions as soon as the daemon stops, although the group would reserve them for the "
+        "next process of this `instance_id` (`restart_grace_s`; in a Kafka group, the session timeout). For a process "
+        "that is taken out of service. false: a stop counts as a restart.",
     )
 
 

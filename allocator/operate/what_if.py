@@ -233,7 +233,8 @@ async def plan_of(
 ) -> GroupPlan:
     """Returns the plan for a scenario. `build` creates the view of the group that the function gets.
 
-    Raises AssignorError for an allocator function that cannot be loaded, and the errors of the function.
+    Raises AssignorError for an allocator function that is neither built in nor given by `Scenario.using`, or that
+    cannot be loaded, and the errors of the function.
     """
     state, members = scenario.state, dict(scenario.members)
     if not members:
@@ -255,6 +256,7 @@ async def plan_of(
         build,
         uneven=unchanged,
         now_ms=state.read_ms,
+        trusted=scenario.function,
     )
     everyone = {**state.members, **members}
     names = {member: member_name(member, info) for member, info in everyone.items()}

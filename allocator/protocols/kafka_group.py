@@ -104,6 +104,8 @@ class KafkaGroup:
     ) -> None:
         self.group = group
         self.closing = False  # `leave` was called
+        self.for_good = False
+        """Whether a static member leaves for good when it closes, so that the group keeps nothing for a successor."""
         self.heartbeat = timer = HeartbeatTimer(clock, settings.max_poll_interval_s)
         """The timer of the heartbeats. Metrics read it."""
         self._client = client
@@ -236,6 +238,11 @@ class KafkaGroup:
         raise NotImplementedError
 
     # -- the end of a membership ----------------------------------------------------------------------------------
+
+    @property
+    def _restarts(self) -> bool:
+        """Whether the group keeps the partitions of this static member for its next process if it leaves now."""
+        return self._settings.instance_id is not None and not (self.closing and self.for_good)
 
     def _lose(self, reaction: object, why: str) -> None:
         to = self.OUT

@@ -98,6 +98,9 @@ class KafkaMember(GroupMembership):
             await self.abandon()
             raise
 
+    def leave_for_good(self) -> None:
+        self.group.for_good = True
+
     async def leave(self) -> None:
         if self._task is None:
             return

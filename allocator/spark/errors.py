@@ -17,7 +17,7 @@ from allocator.errors import AllocatorError
 
 # matches an error of this library, up to an empty line or a line of Java's stack
 _OWN = re.compile(
-    r"(?:^|: )(allocator[.\w]*)\.(\w+): (.*?)(?=\n\s*\n|\n\s*at |\nDriver stacktrace|\Z)", re.MULTILINE | re.DOTALL
+    r"(?:^|: )(allocator(?:\.\w+)*)\.(\w+): (.*?)(?=\n\s*\n|\n\s*at |\nDriver stacktrace|\Z)", re.MULTILINE | re.DOTALL
 )
 # the last line of a Python traceback
 _PYTHON = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)): (.+)$", re.MULTILINE)

@@ -162,7 +162,7 @@ class GroupWork:
         """Returns the moves that hypothetical changes and commands would cause. With `apply`, adds the commands."""
         function = body.function or None
         if function is not None:
-            await self._check_function(group, function)
+            _check_function(function)
         commands = sorted(body.commands, key=lambda each: each.kind not in LIMITS)
         acts = [_act(replace(command, why=command.why or body.why)) for command in commands]
         changes = changes_of({name: getattr(body, name) for name in Suppositions.__struct_fields__}, function)
@@ -176,16 +176,6 @@ class GroupWork:
         for act in acts if body.apply else ():
             applied.append((await give(self._clusters, group, act, user or "page", by_leader=True)).command.id)
         return {**found.to_json(), "executed": body.apply, "applied": applied}
-
-    async def _check_function(self, group: str, function: str) -> None:
-        """Raises ConfigError for an unknown function, because a request must not cause the import of a module."""
-        async with self._in_zookeeper(group) as (_, state):
-            members = () if state is None else state.members.values()
-        known = sorted({*known_names(), *(name for info in members for name in info.strategies)})
-        if function not in known:
-            raise ConfigError(
-                f"{shown(function)} is neither built in nor offered by a member; known: {', '.join(known)}"
-            )
 
     async def delete(self, group: str, body: DeleteRequest, user: str) -> dict[str, Any]:
         """Deletes a group without members. Without `confirm`, only returns what it would delete."""
@@ -210,6 +200,16 @@ class GroupWork:
     async def note(self, group: str, body: NoteRequest, user: str) -> dict[str, Any]:
         """Returns the note; the server adds it to the history, beside the rebalances."""
         return {"group": group, "noted": body.text}
+
+
+def _check_function(function: str) -> None:
+    """Raises ConfigError for an unknown function, because neither a request nor a znode may choose code to import."""
+    known = known_names()
+    if function not in known:
+        raise ConfigError(
+            f"{shown(function)} is neither built in nor an entry point on this server; known: {', '.join(known)}. "
+            "`allocator group plan --function` on the command line takes any function"
+        )
 
 
 def _act(command: CommandRequest) -> Act:

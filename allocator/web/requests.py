@@ -158,9 +158,9 @@ class Suppositions(Body):
 
 
 class PlanRequest(Suppositions):
-    function: Annotated[Optional[str], described("An allocator function that is built in or that a member offers.")] = (
-        None
-    )
+    function: Annotated[
+        Optional[str], described("An allocator function that is built in, or an entry point on the server.")
+    ] = None
     commands: Annotated[list[CommandRequest], Meta(max_length=MOST)] = []
     apply: Annotated[bool, described("Also add the commands; refused if the plan has hypothetical changes.")] = False
     why: str = ""

@@ -39,8 +39,9 @@ def assigned(partitions: list[TopicPartition], members: list[str], seed: int = 0
 class WrittenGroup:
     """A group whose members are znodes of the session of `zk`, which must stay connected."""
 
-    def __init__(self, zk: ZooKeeperClient, root: str, group: str, topics: list[str]) -> None:
+    def __init__(self, zk: ZooKeeperClient, root: str, group: str, topics: list[str], function: str = "sticky") -> None:
         self.store = Store(zk, Paths(root, group))
+        self.function = function
         self.topics = frozenset(topics)
         self.document = AssignmentDocument()
 
@@ -51,7 +52,7 @@ class WrittenGroup:
 
     async def _join(self, number: int, racks: int) -> None:
         name, host, rack = f"worker-{number:02d}", f"node-{number % 7}", f"r{number % racks}"
-        info = MemberInfo(name, host, self.topics, rack=rack, strategies=("sticky",))
+        info = MemberInfo(name, host, self.topics, rack=rack, strategies=(self.function,))
         await self.store.zk.create(self.store.paths.member(member_id(number)), info.encode(), ephemeral=True)
         await self.store.zk.create(self.store.paths.claim(member_id(number)), Claim(0).encode(), ephemeral=True)
 
@@ -70,7 +71,7 @@ class WrittenGroup:
             generation=(0 if before is None else before.generation) + 1 if generation is None else generation,
             revision=revision,
             leader=next(iter(owners), ""),
-            strategy="sticky",
+            strategy=self.function,
             owners=dict(owners),
             promised=dict(promised or {}),
             waiting={member: Waiting(revision, held) for member, held in (waiting or {}).items()},

@@ -184,8 +184,8 @@ class ConsumerBase:
 
         With `commit` False, the next owner also reads records again that are done and not committed.
 
-        With `restart` False, the partitions move to other members at once, although `restart_grace_s` reserves them for
-        the next process of this `instance_id`.
+        With `restart` False, the partitions move to other members at once. Otherwise a group reserves those of a member
+        with an `instance_id` for its next process: for `restart_grace_s`, or in a Kafka group for the session timeout.
         """
         if not self._started or (self._closed and not self._closing.begun):  # not started, or the start failed
             self._closed = True

@@ -26,6 +26,7 @@ from allocator.protocols.kafka_classic.messages import (
     leave_code,
     leave_request,
 )
+from allocator.protocols.kafka_classic.predecessor import Predecessor
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kafka_classic.slow_requests import SlowRequests
 from allocator.protocols.kafka_group import (
@@ -81,6 +82,9 @@ class Participant(KafkaGroupParticipant, Protocol):
     async def compute_assignment(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
         """Returns member id -> assignment. Called if this member leads."""
 
+    async def lead_on(self, members: Sequence[JoinedMember]) -> None:
+        """Follows the topics of `members`. Called if this member leads and the coordinator keeps the assignment."""
+
     async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
         """Called when a new generation begins, with the assignment of this member. Cancelled if the membership is
         lost."""
@@ -134,6 +138,7 @@ class ClassicMember(KafkaGroup):
         self._generation = -1
         self._rejoin: str | None = "first join"  # reason why the last preparation is outdated, or None
         self._why = ""  # reason of the current rebalance
+        self.predecessor = Predecessor(client, self._coordinator, group, settings.instance_id)
         self._slow = SlowRequests(
             client, self._coordinator, group, participant.protocol_type, settings, self._keeps_alive
         )
@@ -174,7 +179,7 @@ class ClassicMember(KafkaGroup):
 
     def _last_request(self) -> Any:
         left = self._me
-        return leave_request(self.group, left, "cancelled") if left.member_id and left.instance_id is None else None
+        return leave_request(self.group, left, "cancelled") if left.member_id and not self._restarts else None
 
     def _close(self) -> None:
         if self.phase is not GroupPhase.CLOSED:
@@ -251,6 +256,8 @@ class ClassicMember(KafkaGroup):
         """Prepares until no rejoin is requested during the preparation."""
         while True:
             self._rejoin = None
+            if not self.member_id:
+                await unless(self.predecessor.read(), self._signals.lost, self._signals.stop)
             await unless(self._participant.prepare(), self._signals.lost)
             if self._rejoin is None:
                 return
@@ -292,11 +299,15 @@ class ClassicMember(KafkaGroup):
     async def _sync(self, joined: Any) -> bytes | None:
         """Sends one SyncGroup. Returns the assignment of this member, or None if it must join again."""
         assignments: Mapping[str, bytes] = {}
-        # a static leader that rejoined must not compute: the coordinator keeps the assignment and sets
-        # `skip_assignment`
         if joined.member_id == joined.leader and not joined.skip_assignment:
             log.info("%s: leads %d members (generation %d)", self.group, len(joined.members), self._generation)
             assignments = await unless(self._compute(joined), self._signals.lost, self._signals.stop)
+        elif joined.leader in (joined.member_id, self.predecessor.member_id):
+            log.info("%s: leads again, with the assignment of generation %d", self.group, self._generation)
+            # a static leader that joins again must not compute, so the coordinator sets `skip_assignment`. Brokers
+            # before 3.2 name the predecessor as the leader, and list no members
+            members = joined_members(joined) or self.predecessor.group
+            await unless(self._participant.lead_on(members), self._signals.lost, self._signals.stop)
         started = self._clock()
         response = await self._slow.sync(
             self._me, joined.protocol_name, assignments, self._signals.lost, self._signals.stop
@@ -407,7 +418,7 @@ class ClassicMember(KafkaGroup):
         await self._leave_group(left, "it cannot take part")
 
     async def _leave_group(self, member: Identity, why: str) -> None:
-        if member.member_id and member.instance_id is None:
+        if member.member_id and not self._restarts:
             self.member_id = ""
             request = partial(leave_request, self.group, member, why)
             await self._repeat_leave(request, leave_code, LEAVE, member.member_id, why)

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from allocator.assignors import Assignor, GroupViewBuilder, Load, left_out
@@ -41,6 +42,7 @@ from allocator.protocols.kafka_classic.plan import (
     is_cooperative,
     offers,
 )
+from allocator.protocols.kafka_classic.predecessor import Predecessor
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kafka_member import KafkaMember
 from allocator.types import NO_PARTITIONS, Partitions
@@ -85,6 +87,10 @@ class KafkaMembership(KafkaMember):
         self._cooperative = is_cooperative(self._assignors)
         self._before = StickyUserData(NO_PARTITIONS)
         self._counts: Mapping[str, int] | None = None
+        self._former: frozenset[str] | None = None
+        """The topics of this static member's predecessor if they differ from its own, until the group knows its own."""
+        self._assigned_before: Counter[str] | None = None
+        """Topic -> number of assigned partitions in the group that this static member joins again; None if unknown."""
         self._led: frozenset[str] = frozenset()
         """The topics of the group if this member was its last leader. Their counts last until another member leads."""
         self._sizes = PartitionCounts(client, self._lease.clock)
@@ -95,7 +101,7 @@ class KafkaMembership(KafkaMember):
 
     @property
     def leading(self) -> bool:
-        """Whether this member leads the group: it computed the current assignment."""
+        """Whether this member leads the group. It then watches the partition counts of the group's topics."""
         return self._counts is not None
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
@@ -114,7 +120,11 @@ class KafkaMembership(KafkaMember):
         # the generation of the last JoinGroup, synced or not: leaders of other clients may reassign at once the
         # partitions of a member that names an older generation than the other members
         generation = identity.generation if held and identity is not None else -1
-        mine = Subscription(tuple(sorted(self._wanted)), None, held, generation, settings.rack)
+        topics = self._wanted
+        if self._former is not None:
+            topics = self._former
+            self.group.request_rejoin("the earlier process of this instance subscribed to other topics")
+        mine = Subscription(tuple(sorted(topics)), None, held, generation, settings.rack)
         about = {"name": settings.name, "host": socket.gethostname(), "weight": settings.weight}
         return offers(self._assignors, mine, self._before, about)
 
@@ -125,19 +135,16 @@ class KafkaMembership(KafkaMember):
                 await self._client.refresh()
         self._wanted = self._resolved()
         self._counts = None
+        self._former, self._assigned_before = None, None
+        if not self.group.member_id:
+            self._compare(self.group.predecessor)
         self._follow()
         keep = frozenset(p for p in self.held if p.topic in self._wanted) if self._cooperative else NO_PARTITIONS
         await self._give_up(self.tenures.drain(self.held - keep))
 
     async def compute_assignment(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
         assignor, joined = self._assignors[protocol], GroupMembers(protocol, members)
-        self._led = joined.topics
-        self._follow()
-        try:
-            await self._client.refresh(joined.topics, max_age_s=1.0)
-        except AllocatorError as error:
-            log.warning("%s: assigning by metadata that may be old: %s", self._group_name, error)
-        counts = {topic: len(self._sizes(topic)) for topic in joined.topics}
+        counts = await self._lead(joined.topics)
         exist = {topic: count for topic, count in counts.items() if count}
         for topic in sorted(filter(self._client.hides, joined.topics - exist.keys())):
             hidden = TopicAuthorizationFailed(topic, "describe")
@@ -156,6 +163,24 @@ class KafkaMembership(KafkaMember):
         self._counts = counts
         self._metadata_came()  # the metadata may have changed during the computation
         return decision.assignments
+
+    async def lead_on(self, members: Sequence[JoinedMember]) -> None:
+        counts = await self._lead(GroupMembers("", members).topics)
+        before = self._assigned_before
+        if before is not None:  # partitions that were added while this member restarted have no owner yet
+            counts = {topic: min(count, before[topic]) for topic, count in counts.items()}
+        self._counts = counts
+        self._metadata_came()
+
+    async def _lead(self, topics: frozenset[str]) -> dict[str, int]:
+        """Follows the topics of the group as its leader. Returns their current partition counts."""
+        self._led = topics
+        self._follow()
+        try:
+            await self._client.refresh(topics, max_age_s=1.0)
+        except AllocatorError as error:
+            log.warning("%s: leading by metadata that may be old: %s", self._group_name, error)
+        return {topic: len(self._sizes(topic)) for topic in topics}
 
     async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
         identity = self.group.identity
@@ -207,6 +232,27 @@ class KafkaMembership(KafkaMember):
                 "%s: the leader assigned topics that this member did not subscribe to: %s", self._group_name, foreign
             )
         return frozenset(p for p in assigned if p.topic in self._wanted)
+
+    def _compare(self, predecessor: Predecessor) -> None:
+        """Compares this static member with its predecessor.
+
+        The coordinator keeps the assignment of a static member that restarts, even if its subscription has changed. A
+        change of a member's subscription between two joins of one process makes it start a rebalance. So this member
+        first joins with the topics of its predecessor, and then again with its own.
+        """
+        if predecessor.found is None:
+            return
+        try:
+            topics = frozenset(Subscription.decode(predecessor.found.member.metadata).topics)
+            assigned = {p for each in predecessor.members for p in MemberAssignment.decode(each.assignment).partitions}
+        except Malformed as error:
+            log.info("%s: cannot read the group before the join: %s", self._group_name, error)
+            return
+        if topics != self._wanted:
+            self._former = topics
+            mine = MemberAssignment.decode(predecessor.found.assignment).partitions
+            self._before = StickyUserData(frozenset(p for p in mine if p.topic in self._wanted))
+        self._assigned_before = Counter(partition.topic for partition in assigned)
 
     def _resolved(self) -> frozenset[str]:
         if self._selection.pattern is None:

@@ -12,7 +12,6 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -156,7 +155,7 @@ class Kip848Group(KafkaGroup):
             raise unsupported(self.group)
 
     def _last_request(self) -> Any:
-        return leave_request(self.group, self.member_id, self._settings) if self._is_member else None
+        return self._leave_request() if self._is_member else None
 
     def _close(self) -> None:
         self.epoch = JOIN_EPOCH
@@ -242,9 +241,11 @@ class Kip848Group(KafkaGroup):
         out = self.phase in (Kip848Phase.AWAY, Kip848Phase.CLOSED)
         return not out and self.heartbeat.last_sent > float("-inf")
 
+    def _leave_request(self) -> Any:
+        return leave_request(self.group, self.member_id, self._settings.instance_id, restarts=self._restarts)
+
     async def _leave_group(self, why: str) -> None:
-        request = partial(leave_request, self.group, self.member_id, self._settings)
-        await self._repeat_leave(request, attrgetter("error_code"), KIP848_LEAVE, self.member_id, why)
+        await self._repeat_leave(self._leave_request, attrgetter("error_code"), KIP848_LEAVE, self.member_id, why)
 
     # -- heartbeats -----------------------------------------------------------------------------------------------
 

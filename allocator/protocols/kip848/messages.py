@@ -76,14 +76,14 @@ def heartbeat_request(
     )
 
 
-def leave_request(group: str, member_id: str, settings: Kip848Settings) -> Any:
-    """Returns the heartbeat that leaves the group. The group keeps the partitions of a static member for its
-    successor."""
+def leave_request(group: str, member_id: str, instance_id: str | None, *, restarts: bool) -> Any:
+    """Returns the heartbeat that leaves the group. If a static member `restarts`, the group keeps its partitions for
+    its successor."""
     return ConsumerGroupHeartbeatRequest(
         group_id=group,
         member_id=member_id,
-        member_epoch=LEAVE_EPOCH if settings.instance_id is None else STATIC_LEAVE_EPOCH,
-        instance_id=settings.instance_id,
+        member_epoch=STATIC_LEAVE_EPOCH if restarts else LEAVE_EPOCH,
+        instance_id=instance_id,
     )
 
 

@@ -22,6 +22,7 @@ from allocator.assignors import (
     LoadReport,
     Member,
     balance,
+    built_in,
     choose,
     left_out,
     moved,
@@ -240,14 +241,22 @@ async def preview(
     *,
     uneven: bool,
     now_ms: int,
+    trusted: Optional[str] = None,
 ) -> Preview:
     """Returns what a leader with these members would decide at `now_ms`.
 
-    `reports`: the loads that members report. `uneven`: whether an imbalance counts as lasting. Raises the errors of
-    `decide`, and AssignorError for a function that cannot be loaded here.
+    `reports`: the loads that members report. `uneven`: whether an imbalance counts as lasting. `trusted`: the name of
+    an allocator function that the caller gave. Another one must be built in, because `members` come from znodes, and
+    whoever writes a znode must not choose code that runs here. Raises the errors of `decide`, and AssignorError for a
+    function that is not trusted or cannot be loaded.
     """
     strategy, _ = choose([(member, info.strategies) for member, info in members.items()])
-    function = resolve(strategy)
+    function = resolve(strategy) if strategy == trusted else built_in(strategy)
+    if function is None:
+        raise AssignorError(
+            f"the members use the allocator function {shown(strategy)}, which is not built in, and names in znodes are "
+            "not imported here. If you trust it and this machine has it, name it: allocator group plan --function"
+        )
     load = GroupLoad(loads_of(reports, function.source), uneven, now_ms) if isinstance(function, LoadAssignor) else None
     in_force = CommandsInForce.of(commands, members, document.commands, now_ms)
     decision = await decide(members, counts, document, in_force.counting, {strategy: function}, build, load)

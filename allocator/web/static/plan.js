@@ -39,11 +39,8 @@ export const request = (items) => {
   return body;
 };
 
-// the allocator functions that the server or a member knows
-const functionsOf = (group) =>
-  [...new Set([...(state.hello?.functions ?? []), ...group.members.flatMap((each) => each.strategies ?? [])])].map(
-    (each) => [each, each],
-  );
+// the allocator functions that the server may call; it imports none that only a member names
+const functions = () => (state.hello?.functions ?? []).map((each) => [each, each]);
 
 const SAYS = {
   add: (text) => `${text.split("=")[0]} joins with weight ${text.split("=")[1] ?? 1}`,
@@ -177,7 +174,7 @@ export const plan = (route, query) => {
         group.topics.map((each) => [each.topic, each.topic]),
       );
     const count = element("input", { name: "plan-count", type: "number", min: "1", step: "1" });
-    const fn = choice("plan-function", functionsOf(group));
+    const fn = choice("plan-function", functions());
     const filled = (input, words) => {
       if (!input.value.trim()) throw new Error(`enter ${words}`);
       return input.value.trim();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from allocator.spark.archive import Archive, archive, compact
 from allocator.spark.archive.commits import ArchiveMismatch
 from allocator.spark.errors import ArchiveFull, DataLoss, SchemaMismatch
 from allocator.spark.topic import Topic
-from allocator.testing import LocalCluster
+from allocator.testing import LocalCluster, produce
+from tests.migrate.mirroring import delete_records
 from tests.spark.killed import run_and_kill
 from tests.spark.spark_records import FakeTopic
 
@@ -88,6 +90,34 @@ def test_the_start_of_the_first_run_is_kept_for_empty_partitions(spark: SparkSes
     assert archive(FakeTopic([6], name="new", chosen={0: (6, 6)}), tmp_path, dry_run=True).ranges == {0: (4, 6)}
     with pytest.raises(DataLoss, match="new:0 is archived from offset 4 on and begins at 5 now"):
         archive(FakeTopic([6], name="new", log={0: (5, 6)}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [{"starting_offsets": '{"T": {"0": 5}}'}, {"starting_offsets": "latest"}, {"starting_timestamps": "1700000000000"}],
+    ids=["offset", "word", "time"],
+)
+def test_the_start_in_the_options_counts_only_for_partitions_that_the_archive_lacks(
+    start: dict[str, str], tmp_path: Path, kafka_cluster: LocalCluster, topic_factory: Any
+) -> None:
+    """Later runs have the options of the first one, whose start retention has deleted and new partitions lack."""
+    name, brokers = topic_factory(), kafka_cluster.bootstrap
+    topic = Topic(brokers, name, {option: text.replace("T", name) for option, text in start.items()})
+    produce(brokers, name, [b"x"] * 20)
+    assert archive(Topic(brokers, name, {"starting_offsets": "latest"}), tmp_path).commits == [1]
+    delete_records(brokers, name, 20)
+    assert archive(topic, tmp_path).to_text() == f"{name}: nothing to do"
+    kafka_cluster.add_partitions(name, 2)
+    assert archive(topic, tmp_path, dry_run=True).ranges == {}
+    produce(brokers, name, [(None, b"x", partition) for partition in (0, 1) for _ in range(5)])
+    assert archive(topic, tmp_path, dry_run=True).ranges == {0: (20, 25), 1: (0, 5)}
+    delete_records(brokers, name, 22)
+    with pytest.raises(DataLoss, match=f"{name}:0 is archived from offset 20 on and begins at 22 now"):
+        archive(topic, tmp_path)
+    report = archive(topic, tmp_path, allow_gaps=True, dry_run=True)
+    assert (report.ranges, report.gaps) == ({0: (22, 25), 1: (0, 5)}, {0: (20, 22)})
+    named = Topic(brokers, name, {"starting_offsets": json.dumps({name: {"0": 5, "1": 3}})})
+    assert archive(named, tmp_path, allow_gaps=True, dry_run=True).ranges == {0: (22, 25), 1: (3, 5)}
 
 
 @pytest.mark.parametrize("first", [4, 9])

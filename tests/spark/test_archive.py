@@ -286,6 +286,25 @@ def test_records_that_are_deleted_while_they_are_read_are_a_gap_in_the_manifest(
     assert (manifest.gaps, manifest.ranges) == ({1: (0, 5)}, {0: (0, 20), 1: (5, 20)})
 
 
+def test_a_range_whose_log_is_truncated_while_it_is_read_ends_there(spark: SparkSession, tmp_path: Path) -> None:
+    """The next run archives the records that take the lost offsets."""
+
+    class Truncated(FakeTopic):
+        """A leader without the records from offset 12 of partition 1 is elected after the run has planned."""
+
+        def frame(self, spark: SparkSession, ranges: Any) -> Any:
+            self.log[1] = (0, 12)
+            return super().frame(spark, ranges).where("partition = 0 or offset < 12")
+
+    topic = Truncated([20, 20], chosen={0: (0, 20), 1: (0, 20)})
+    topic.fail_on_data_loss = False
+    report = archive(topic, tmp_path, offsets_per_commit=30, spark=spark)
+    assert (report.records, report.ranges) == (32, {0: (0, 20), 1: (0, 12)})
+    assert Archive(tmp_path).reach() == {0: (0, 20), 1: (0, 12)}
+    assert archive(FakeTopic([20, 20]), tmp_path, spark=spark).records == 8
+    assert Archive(tmp_path).reach() == {0: (0, 20), 1: (0, 20)}
+
+
 @pytest.mark.parametrize(
     ("place", "reason"),
     [

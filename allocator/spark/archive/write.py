@@ -165,7 +165,8 @@ def archive(
                     f"{topic.name!r} was deleted and created again while it was archived, and this commit is not kept; "
                     "archive the new topic to another directory"
                 )
-            lost = _deleted(topic, extent, piece, files)
+            lost, ends = _lost(topic, extent, piece, files)
+            piece.update({p: (piece[p][0], end) for p, end in ends.items()})
             gaps = {**gaps, **{p: (gaps.get(p, (low, low))[0], end) for p, (low, end) in lost.items()}}
             report.gaps = {**report.gaps, **gaps}
             manifest = Manifest(
@@ -188,7 +189,8 @@ def archive(
             if progress is not None:
                 progress(done, total)
             todo = {p: (piece.get(p, (low, low))[1], high) for p, (low, high) in todo.items()}
-            todo = {p: reach for p, reach in todo.items() if reach[0] < reach[1]}
+            todo = {p: reach for p, reach in todo.items() if reach[0] < reach[1] and p not in ends}
+            report.ranges.update({p: (report.ranges[p][0], end) for p, end in ends.items()})
     report.seconds = time.monotonic() - began
     return report
 
@@ -230,21 +232,23 @@ def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) 
     return start, gaps
 
 
-def _deleted(topic: Topic, extent: Extent, piece: Reach, files: tuple[DataFile, ...]) -> Reach:
-    """Returns the offsets at the start of each range that the topic lost before the read. Only without
-    `fail_on_data_loss` does the read continue after such a loss."""
+def _lost(topic: Topic, extent: Extent, piece: Reach, files: tuple[DataFile, ...]) -> tuple[Reach, dict[int, int]]:
+    """Returns the offsets at the start of each range that the topic lost before the read, and the ends of ranges that a
+    truncated log no longer reaches. Only without `fail_on_data_loss` does the read continue after such a loss."""
     found: Reach = {}
     if not piece or topic.fail_on_data_loss:
-        return found
-    log = topic.extent({}, {p: low for p, (low, _) in extent.log.items()}).log
+        return found, {}
+    log = topic.extent({p: high for p, (_, high) in piece.items()}, {p: low for p, (low, _) in extent.log.items()}).log
     first = {p: high for p, (_, high) in piece.items()}
+    end = {p: max(low, log.get(p, (low, low))[1]) for p, (low, _) in piece.items()}
     for file in files:
         first[file.partition] = min(first[file.partition], file.first)
+        end[file.partition] = max(end[file.partition], file.last + 1)
     for partition, (low, _) in piece.items():
-        end = min(first[partition], log.get(partition, (low, low))[0])
-        if end > low:
-            found[partition] = (low, end)
-    return found
+        stop = min(first[partition], log.get(partition, (low, low))[0])
+        if stop > low:
+            found[partition] = (low, stop)
+    return found, {p: at for p, at in end.items() if at < piece[p][1]}
 
 
 def _piece(topic: str, todo: Reach, most: int) -> Reach:

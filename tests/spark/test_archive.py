@@ -16,8 +16,9 @@ import pytest
 
 from allocator.errors import ConfigError
 from allocator.spark.archive import Archive, archive, compact
-from allocator.spark.archive.commits import ArchiveMismatch
-from allocator.spark.errors import ArchiveFull, DataLoss, SchemaMismatch
+from allocator.spark.archive.commits import ArchiveCorrupt, ArchiveMismatch
+from allocator.spark.audit import audit
+from allocator.spark.errors import ArchiveFull, DataLoss, SchemaMismatch, plain_errors
 from allocator.spark.topic import Topic
 from allocator.testing import LocalCluster, produce
 from tests.migrate.mirroring import delete_records
@@ -229,6 +230,23 @@ def test_an_archive_of_another_topic_or_cluster_is_left_alone(
         with pytest.raises(error, match=words):
             archive(topic, tmp_path, dry_run=dry_run, spark=spark)
     assert Archive(tmp_path).records == 20
+
+
+@pytest.mark.parametrize("place", [(8, 200), (-8, -4)], ids=["data", "footer"])
+def test_a_damaged_file_of_the_same_size_is_named(place: tuple[int, int], spark: SparkSession, tmp_path: Path) -> None:
+    for size in (100, 200):
+        archive(FakeTopic([size]), tmp_path, spark=spark)
+    (path,) = tmp_path.glob("topic=orders/commit=00000002/*/*.parquet")
+    content = bytearray(path.read_bytes())
+    content[slice(*place)] = bytes(byte ^ 255 for byte in content[slice(*place)])
+    path.write_bytes(content)
+    for use in (
+        lambda: audit(Archive(tmp_path), Archive(tmp_path), spark=spark),
+        lambda: compact(tmp_path, spark=spark),
+        plain_errors()(lambda: Archive(tmp_path).frame(spark).collect()),
+    ):
+        with pytest.raises(ArchiveCorrupt, match=f"^{path} is damaged"):
+            use()
 
 
 def test_an_open_transaction_behind_the_archived_offsets_is_no_loss(

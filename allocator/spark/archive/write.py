@@ -24,7 +24,7 @@ from allocator.spark.archive.commits import ArchiveCorrupt, ArchiveMismatch, Dat
 from allocator.spark.archive.read import Archive, Reach, reach_of
 from allocator.spark.archive.schema import Transform, columns_of, transformed
 from allocator.spark.archive.store import ParquetStore, open_store
-from allocator.spark.errors import DataLoss
+from allocator.spark.errors import DataLoss, damage_named
 from allocator.spark.ranges import limit_ends
 from allocator.spark.sessions import session
 from allocator.spark.topic import Extent, Topic
@@ -257,6 +257,7 @@ def _piece(topic: str, todo: Reach, most: int) -> Reach:
     return {tp.partition: (low[tp], high[tp]) for tp in low if high[tp] > low[tp]}
 
 
+@damage_named()
 def compact(
     directory: str | Path,
     topic: str | None = None,

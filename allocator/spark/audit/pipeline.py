@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 from allocator.errors import ConfigError
 from allocator.spark.audit.report import KINDS, Difference, Report, Side
 from allocator.spark.audit.state import AuditState, SideState
-from allocator.spark.errors import DataLoss, SchemaMismatch
+from allocator.spark.errors import DataLoss, SchemaMismatch, damage_named
 from allocator.spark.options import own_name
 from allocator.spark.report_html import readable
 from allocator.spark.rows import FIRST_MS, LAST_MS
@@ -117,6 +117,7 @@ class _PinnedTopic:
         return {p: first for p, (low, first) in firsts.items() if first > low}
 
 
+@damage_named()
 def audit(
     left: Source,
     right: Source,
@@ -144,8 +145,8 @@ def audit(
     Records that arrive after the audit began are not compared. Of a topic and an archive, it compares only offsets that
     the archive covers and the topic still has; a note counts the others. Notes also count the offsets that retention
     deletes during the audit, and the records of the other side that may be their copies, which are not compared. Raises
-    ConfigError, SchemaMismatch, DataLoss for a topic that is created again meanwhile, and the errors of reading a
-    topic.
+    ConfigError, SchemaMismatch, ArchiveCorrupt, DataLoss for a topic that is created again meanwhile, and the errors of
+    reading a topic.
     """
     _check(by, ignore, samples)
     spark = spark or session("allocator audit")

@@ -65,6 +65,10 @@ class WriteFailed(AllocatorError):
     """Records were not acknowledged."""
 
 
+class ArchiveCorrupt(AllocatorError):
+    """The files in an archive's directory are not those that its runs wrote."""
+
+
 class ArchiveFull(AllocatorError):
     """The archive's disk, or the disk on which Spark sorts, has no space left."""
 
@@ -136,8 +140,6 @@ def _damage(text: str) -> Optional[AllocatorError]:
     found = _DAMAGED.search(text)
     if found is None:
         return None
-    from allocator.spark.archive.commits import ArchiveCorrupt
-
     return ArchiveCorrupt(f"{found[1]} is damaged: Spark cannot decode it; restore it from a backup")
 
 

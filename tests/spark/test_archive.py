@@ -16,9 +16,9 @@ import pytest
 
 from allocator.errors import ConfigError
 from allocator.spark.archive import Archive, archive, compact
-from allocator.spark.archive.commits import ArchiveCorrupt, ArchiveMismatch
+from allocator.spark.archive.commits import ArchiveMismatch
 from allocator.spark.audit import audit
-from allocator.spark.errors import ArchiveFull, DataLoss, SchemaMismatch, plain_errors
+from allocator.spark.errors import ArchiveCorrupt, ArchiveFull, DataLoss, SchemaMismatch, plain_errors
 from allocator.spark.topic import Topic
 from allocator.testing import LocalCluster, produce
 from tests.migrate.mirroring import delete_records

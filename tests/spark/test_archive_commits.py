@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.spark.archive import archive
-from allocator.spark.archive.commits import ArchiveBusy, ArchiveCorrupt, CommitLog, DataFile, Manifest
+from allocator.spark.archive.commits import ArchiveBusy, CommitLog, DataFile, Manifest
 from allocator.spark.archive.read import reach_of
+from allocator.spark.errors import ArchiveCorrupt
 from tests.spark.spark_records import FakeTopic
 
 

@@ -27,16 +27,12 @@ from typing import Any, Optional
 
 from allocator._files import write_file
 from allocator.errors import AllocatorError, ConfigError
-from allocator.spark.errors import ArchiveFull
+from allocator.spark.errors import ArchiveCorrupt, ArchiveFull
 
 FORMAT = 1
 MAX_NAMES = 5  # directories that an error names
 _LOCK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 Reach = Mapping[int, tuple[int, int]]
-
-
-class ArchiveCorrupt(AllocatorError):
-    """The files in an archive's directory are not those that its runs wrote."""
 
 
 class ArchiveMismatch(AllocatorError):

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allocator.errors import ConfigError
-from allocator.spark.archive.commits import ArchiveCorrupt, ArchiveMismatch, DataFile, Manifest, now
+from allocator.spark.archive.commits import ArchiveMismatch, DataFile, Manifest, now
 from allocator.spark.archive.read import Archive, Reach, reach_of
 from allocator.spark.archive.schema import Transform, columns_of, transformed
 from allocator.spark.archive.store import ParquetStore, open_store
-from allocator.spark.errors import DataLoss, damage_named
+from allocator.spark.errors import ArchiveCorrupt, DataLoss, damage_named
 from allocator.spark.ranges import limit_ends
 from allocator.spark.sessions import session
 from allocator.spark.topic import Extent, Topic

@@ -108,6 +108,8 @@ def test_the_start_in_the_options_counts_only_for_partitions_that_the_archive_la
     assert archive(Topic(brokers, name, {"starting_offsets": "latest"}), tmp_path).commits == [1]
     delete_records(brokers, name, 20)
     assert archive(topic, tmp_path).to_text() == f"{name}: nothing to do"
+    ended = Topic(brokers, name, {"ending_offsets": json.dumps({name: {"0": 10}})})
+    assert archive(ended, tmp_path).to_text() == f"{name}: nothing to do"  # retention has passed its end too
     kafka_cluster.add_partitions(name, 2)
     assert archive(topic, tmp_path, dry_run=True).ranges == {}
     produce(brokers, name, [(None, b"x", partition) for partition in (0, 1) for _ in range(5)])

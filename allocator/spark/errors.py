@@ -21,6 +21,11 @@ _OWN = re.compile(
 )
 # the last line of a Python traceback
 _PYTHON = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+# a data file of an archive, in the error about a file that Spark cannot decode
+_DAMAGED = re.compile(
+    r"FAILED_READ_FILE\S* [^\n]*?reading file (?:file:/{0,2})?"
+    r"(/[^\n]*/topic=[^/\n]+/(?:commit=\d+|_new-\w+)/\S+?\.parquet)"
+)
 _STATE = re.compile(r"\s*SQLSTATE: \w+\s*\Z")
 # Spark plans on the driver with the Python of the executors
 MISSING = "ModuleNotFoundError: No module named 'allocator'"
@@ -58,6 +63,10 @@ class SchemaMismatch(AllocatorError, ValueError):
 
 class WriteFailed(AllocatorError):
     """Records were not acknowledged."""
+
+
+class ArchiveCorrupt(AllocatorError):
+    """The files in an archive's directory are not those that its runs wrote."""
 
 
 class ArchiveFull(AllocatorError):
@@ -104,6 +113,8 @@ def plain(error: BaseException) -> Optional[AllocatorError]:
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
     text = _STATE.sub("", str(error))
+    if (damage := _damage(text)) is not None:
+        return damage
     own = [(kind, said) for where, name, said in _OWN.findall(text) if (kind := _kind(where, name)) is not None]
     if own:
         kind, said = own[-1]  # the last error is the outermost; its causes come before it
@@ -111,6 +122,25 @@ def plain(error: BaseException) -> Optional[AllocatorError]:
         Exception.__init__(found, _STATE.sub("", said).strip())
         return found
     return SparkFailed(f"Spark failed: {_why(text) or type(error).__name__}")
+
+
+@contextlib.contextmanager
+def damage_named() -> Iterator[None]:
+    """Converts an error of Spark about a damaged file of an archive, which leaves the block, to ArchiveCorrupt."""
+    try:
+        yield
+    except Exception as error:
+        damage = _damage(str(error))
+        if damage is None or isinstance(error, AllocatorError):
+            raise
+        raise damage from error
+
+
+def _damage(text: str) -> Optional[AllocatorError]:
+    found = _DAMAGED.search(text)
+    if found is None:
+        return None
+    return ArchiveCorrupt(f"{found[1]} is damaged: Spark cannot decode it; restore it from a backup")
 
 
 def _why(text: str) -> str:

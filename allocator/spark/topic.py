@@ -16,7 +16,7 @@ from allocator.core.client import KafkaClient, describe_configs
 from allocator.errors import BrokerError
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import READ, Options, own_name, read_options
-from allocator.spark.ranges import COMMITTED, EARLIEST, LATEST, Range, StartOrEnd
+from allocator.spark.ranges import COMMITTED, EARLIEST, LATEST, NEW_PARTITION_START, Range, StartOrEnd
 from allocator.spark.source.plan import END_NAME, bounds, clip, ends, find_partitions, resolve
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ class Extent:
     log: Mapping[int, tuple[int, int]]
     """Partition -> (first offset, end offset)."""
     chosen: Mapping[int, tuple[int, int]]
-    """Partition -> (first offset, end offset) within the options of the topic."""
+    """Partition -> (first offset, end offset) to read. The first offset may be before the log if an earlier run ended
+    there."""
     compacted: bool = False
     """Whether the brokers may remove records that later ones with the same key replace; False before 0.11."""
 
@@ -75,8 +76,14 @@ class Topic:
     def isolation_level(self) -> str:
         return self._read()[0].isolation_level
 
-    def extent(self, reached: Mapping[int, int] = MappingProxyType({})) -> Extent:
+    def extent(
+        self, reached: Mapping[int, int] = MappingProxyType({}), since: Mapping[int, int] | None = None
+    ) -> Extent:
         """Reads the extent. `reached`: partition -> offset up to which it was read, as in `list_offsets`.
+
+        `since`: partition -> offset at which earlier runs ended, and `chosen` starts. Any other partition is new: it
+        starts where JSON in the options says for this partition, else at its first record. None: there was no earlier
+        run, so the start in the options counts for every partition.
 
         Raises BrokersUnavailable, TopicNotFound, DataLoss, and the errors of `plan.resolve`.
         """
@@ -92,15 +99,22 @@ class Topic:
                 # records that were read with read_uncommitted are beyond the start of an open transaction
                 whole = await ends(client, replace(options, isolation_level="read_uncommitted"), short, read_to)
                 known.update({tp: (known[tp][0], read_to[tp]) for tp in short if whole[tp] >= read_to[tp]})
-            places = (
-                options.start or StartOrEnd(EARLIEST),
-                options.end or StartOrEnd(COMMITTED if to_committed else LATEST),
-            )
-            names = "starting_offsets", END_NAME
-            start, end = [
-                clip(options, await resolve(client, options, place, known, name), known, name)
-                for place, name in zip(places, names)
-            ]
+            first = options.start or StartOrEnd(EARLIEST)
+            last = options.end or StartOrEnd(COMMITTED if to_committed else LATEST)
+            start = {} if since is None else {tp: since.get(tp.partition, NEW_PARTITION_START) for tp in known}
+            named = {
+                tp: reach
+                for tp, reach in known.items()
+                if since is None or (tp in first.each and tp.partition not in since)
+            }
+            found = await resolve(client, options, first, named, "starting_offsets")
+            known.update(named)
+            start.update(clip(options, found, named, "starting_offsets"))
+            end = await resolve(client, options, last, known, END_NAME)
+            if since is not None:
+                # an end that earlier runs have reached is no loss once retention has deleted it
+                end = {tp: max(at, min(start[tp], known[tp][0])) for tp, at in end.items()}
+            end = clip(options, end, known, END_NAME)
             topic_id = client.topic_id(self.name)
             return Extent(
                 client.metadata.cluster_id,

@@ -8,10 +8,11 @@ from typing import Any
 
 import kafka
 import pytest
+from confluent_kafka import Producer
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import RangeReader, RangeUnread
-from allocator.errors import OffsetOutOfRange, TopicNotFound
+from allocator.errors import LogTruncated, OffsetOutOfRange, TopicNotFound
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
 from tests.fetch.fake_cluster import FakeCluster
@@ -61,10 +62,6 @@ async def test_a_range_ends_at_its_stop(cluster_factory: Any, topic_factory: Cal
             assert [r.offset for r in found if r.partition == tp.partition] == list(wanted)
         seen = await read(reader, {a: (0, 100), b: (0, 100)}, enough=a.__eq__)
         assert [r.offset for r in seen if r.partition == 1] == list(range(100))
-        with pytest.raises(
-            RangeUnread, match=rf"{topic}:0 cannot be read from offset 100 to 101: no record arrived for 1 s"
-        ):
-            await read(RangeReader(client, patience_s=1.0), {a: (99, 101)})
         with pytest.raises(TopicNotFound):
             await RangeReader(client, patience_s=10.0).bounds([TopicPartition("missing", 0)])
 
@@ -119,6 +116,69 @@ async def test_offsets_that_the_log_no_longer_has_are_skipped_or_raise(
         for gone in ((0, 15), (2, 5), (30, 40)):
             with pytest.raises(OffsetOutOfRange, match=rf"{tp.topic}:0 at offset {gone[0]}"):
                 await read(RangeReader(client, patience_s=30.0, fail_on_data_loss=True), {tp: gone})
+
+
+@pytest.mark.parametrize("version", [OLD, "3.9.1"])
+async def test_a_range_ends_at_the_end_of_a_truncated_log_or_raises(
+    cluster_factory: Any, topic_factory: Callable[..., str], version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker does not refuse the end of its log: it waits for records."""
+    cluster = cluster_factory(kafka=version)
+    topic = topic_factory(partitions=3, cluster=cluster)
+    cluster.produce(topic, [(None, b"x", 0)] * 15 + [(None, b"x", 1)] * 5)
+    a, b, c = parts(topic, 3)
+    async with KafkaClient(cluster.bootstrap) as client:
+        found = await read(RangeReader(client, patience_s=1.0), {a: (0, 20), b: (0, 5), c: (0, 3)})
+        assert [offsets([r for r in found if r.partition == p]) for p in range(3)] == [[*range(15)], [*range(5)], []]
+        assert f"{topic}:0 was truncated to offset 15; skipping 5 offsets" in caplog.text
+        with pytest.raises(LogTruncated, match=rf"{topic}:0 at offset 15") as caught:
+            await read(RangeReader(client, patience_s=1.0, fail_on_data_loss=True), {a: (0, 20), b: (0, 5)})
+        assert caught.value.divergent_offset == 15
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_a_range_that_an_open_transaction_holds_back_is_not_truncated(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], strict: bool
+) -> None:
+    (tp,) = parts(topic_factory(), 1)
+    producer = Producer({"bootstrap.servers": kafka_cluster.bootstrap, "transactional.id": tp.topic})
+    await asyncio.to_thread(producer.init_transactions, 30)
+    producer.begin_transaction()
+    for _ in range(5):
+        producer.produce(tp.topic, b"x", partition=0)
+    await asyncio.to_thread(producer.flush, 30)
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        how = {"isolation_level": "read_committed", "fail_on_data_loss": strict}
+        with pytest.raises(RangeUnread, match=rf"{tp.topic}:0 cannot be read from offset 0 to 5: no record arrived"):
+            await read(RangeReader(client, patience_s=1.0, **how), {tp: (0, 5)})
+        await asyncio.to_thread(producer.commit_transaction, 30)
+        assert offsets(await read(RangeReader(client, patience_s=30.0, **how), {tp: (0, 5)})) == [*range(5)]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_a_new_leader_that_does_not_know_its_end_yet_is_not_truncated(strict: bool) -> None:
+    class Behind(FakeCluster):
+        """Its leader has a high watermark of 5 until the second request for its end (before Kafka 2.2, KIP-207)."""
+
+        asked = 0
+
+        def end(self, tp: TopicPartition) -> int:
+            return min(super().end(tp), 5) if self.asked < 2 else super().end(tp)
+
+        def _offsets(self, request: Any) -> Any:
+            self.asked += 1
+            return super()._offsets(request)
+
+    cluster = Behind()
+    tp = cluster.add(TopicPartition("t", 0))
+    cluster.append(tp, 5)
+    cluster.asked = 2
+    cluster.append(tp, 5)
+    cluster.asked = 0
+    reader = RangeReader(cluster, patience_s=0.5, fail_on_data_loss=strict)  # type: ignore[arg-type]
+    with pytest.raises(RangeUnread, match="t:0 cannot be read from offset 5 to 10: no record arrived"):
+        await read(reader, {tp: (0, 10)})
+    assert offsets(await asyncio.wait_for(read(reader, {tp: (5, 10)}), 30)) == [*range(5, 10)]
 
 
 @pytest.mark.deadline(180)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
@@ -61,8 +62,13 @@ class FakeTopic:
         self.log = {partition: (0, size) for partition, size in enumerate(sizes)}
         self._extent = {"cluster": "here", "topic_id": None, **extent}
 
-    def extent(self, reached: Mapping[int, int] = MappingProxyType({})) -> Extent:
-        return Extent(**{"log": dict(self.log), "chosen": dict(self.log), **self._extent})
+    def extent(
+        self, reached: Mapping[int, int] = MappingProxyType({}), since: Optional[Mapping[int, int]] = None
+    ) -> Extent:
+        found = Extent(**{"log": dict(self.log), "chosen": dict(self.log), **self._extent})
+        if since is None:
+            return found
+        return replace(found, chosen={p: (since.get(p, 0), end) for p, (_, end) in found.chosen.items()})
 
     def topic_id(self) -> Any:
         return self._extent["topic_id"]

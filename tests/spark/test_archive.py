@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -16,9 +17,11 @@ import pytest
 from allocator.errors import ConfigError
 from allocator.spark.archive import Archive, archive, compact
 from allocator.spark.archive.commits import ArchiveMismatch
-from allocator.spark.errors import ArchiveFull, DataLoss, SchemaMismatch
+from allocator.spark.audit import audit
+from allocator.spark.errors import ArchiveCorrupt, ArchiveFull, DataLoss, SchemaMismatch, plain_errors
 from allocator.spark.topic import Topic
-from allocator.testing import LocalCluster
+from allocator.testing import LocalCluster, produce
+from tests.migrate.mirroring import delete_records
 from tests.spark.killed import run_and_kill
 from tests.spark.spark_records import FakeTopic
 
@@ -88,6 +91,36 @@ def test_the_start_of_the_first_run_is_kept_for_empty_partitions(spark: SparkSes
     assert archive(FakeTopic([6], name="new", chosen={0: (6, 6)}), tmp_path, dry_run=True).ranges == {0: (4, 6)}
     with pytest.raises(DataLoss, match="new:0 is archived from offset 4 on and begins at 5 now"):
         archive(FakeTopic([6], name="new", log={0: (5, 6)}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [{"starting_offsets": '{"T": {"0": 5}}'}, {"starting_offsets": "latest"}, {"starting_timestamps": "1700000000000"}],
+    ids=["offset", "word", "time"],
+)
+def test_the_start_in_the_options_counts_only_for_partitions_that_the_archive_lacks(
+    start: dict[str, str], tmp_path: Path, kafka_cluster: LocalCluster, topic_factory: Any
+) -> None:
+    """Later runs have the options of the first one, whose start retention has deleted and new partitions lack."""
+    name, brokers = topic_factory(), kafka_cluster.bootstrap
+    topic = Topic(brokers, name, {option: text.replace("T", name) for option, text in start.items()})
+    produce(brokers, name, [b"x"] * 20)
+    assert archive(Topic(brokers, name, {"starting_offsets": "latest"}), tmp_path).commits == [1]
+    delete_records(brokers, name, 20)
+    assert archive(topic, tmp_path).to_text() == f"{name}: nothing to do"
+    ended = Topic(brokers, name, {"ending_offsets": json.dumps({name: {"0": 10}})})
+    assert archive(ended, tmp_path).to_text() == f"{name}: nothing to do"  # retention has passed its end too
+    kafka_cluster.add_partitions(name, 2)
+    assert archive(topic, tmp_path, dry_run=True).ranges == {}
+    produce(brokers, name, [(None, b"x", partition) for partition in (0, 1) for _ in range(5)])
+    assert archive(topic, tmp_path, dry_run=True).ranges == {0: (20, 25), 1: (0, 5)}
+    delete_records(brokers, name, 22)
+    with pytest.raises(DataLoss, match=f"{name}:0 is archived from offset 20 on and begins at 22 now"):
+        archive(topic, tmp_path)
+    report = archive(topic, tmp_path, allow_gaps=True, dry_run=True)
+    assert (report.ranges, report.gaps) == ({0: (22, 25), 1: (0, 5)}, {0: (20, 22)})
+    named = Topic(brokers, name, {"starting_offsets": json.dumps({name: {"0": 5, "1": 3}})})
+    assert archive(named, tmp_path, allow_gaps=True, dry_run=True).ranges == {0: (22, 25), 1: (3, 5)}
 
 
 @pytest.mark.parametrize("first", [4, 9])
@@ -201,6 +234,23 @@ def test_an_archive_of_another_topic_or_cluster_is_left_alone(
     assert Archive(tmp_path).records == 20
 
 
+@pytest.mark.parametrize("place", [(8, 200), (-8, -4)], ids=["data", "footer"])
+def test_a_damaged_file_of_the_same_size_is_named(place: tuple[int, int], spark: SparkSession, tmp_path: Path) -> None:
+    for size in (100, 200):
+        archive(FakeTopic([size]), tmp_path, spark=spark)
+    (path,) = tmp_path.glob("topic=orders/commit=00000002/*/*.parquet")
+    content = bytearray(path.read_bytes())
+    content[slice(*place)] = bytes(byte ^ 255 for byte in content[slice(*place)])
+    path.write_bytes(content)
+    for use in (
+        lambda: audit(Archive(tmp_path), Archive(tmp_path), spark=spark),
+        lambda: compact(tmp_path, spark=spark),
+        plain_errors()(lambda: Archive(tmp_path).frame(spark).collect()),
+    ):
+        with pytest.raises(ArchiveCorrupt, match=f"^{path} is damaged"):
+            use()
+
+
 def test_an_open_transaction_behind_the_archived_offsets_is_no_loss(
     spark: SparkSession, tmp_path: Path, kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
 ) -> None:
@@ -254,6 +304,25 @@ def test_records_that_are_deleted_while_they_are_read_are_a_gap_in_the_manifest(
     assert (report.records, report.gaps) == (35, {1: (0, 5)})
     (manifest,) = Archive(tmp_path).manifests
     assert (manifest.gaps, manifest.ranges) == ({1: (0, 5)}, {0: (0, 20), 1: (5, 20)})
+
+
+def test_a_range_whose_log_is_truncated_while_it_is_read_ends_there(spark: SparkSession, tmp_path: Path) -> None:
+    """The next run archives the records that take the lost offsets."""
+
+    class Truncated(FakeTopic):
+        """A leader without the records from offset 12 of partition 1 is elected after the run has planned."""
+
+        def frame(self, spark: SparkSession, ranges: Any) -> Any:
+            self.log[1] = (0, 12)
+            return super().frame(spark, ranges).where("partition = 0 or offset < 12")
+
+    topic = Truncated([20, 20], chosen={0: (0, 20), 1: (0, 20)})
+    topic.fail_on_data_loss = False
+    report = archive(topic, tmp_path, offsets_per_commit=30, spark=spark)
+    assert (report.records, report.ranges) == (32, {0: (0, 20), 1: (0, 12)})
+    assert Archive(tmp_path).reach() == {0: (0, 20), 1: (0, 12)}
+    assert archive(FakeTopic([20, 20]), tmp_path, spark=spark).records == 8
+    assert Archive(tmp_path).reach() == {0: (0, 20), 1: (0, 20)}
 
 
 @pytest.mark.parametrize(

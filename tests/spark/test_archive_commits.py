@@ -16,8 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.spark.archive.commits import ArchiveBusy, ArchiveCorrupt, CommitLog, DataFile, Manifest
+from allocator.spark.archive import archive
+from allocator.spark.archive.commits import ArchiveBusy, CommitLog, DataFile, Manifest
 from allocator.spark.archive.read import reach_of
+from allocator.spark.errors import ArchiveCorrupt
+from tests.spark.spark_records import FakeTopic
 
 
 class Killed(BaseException):
@@ -150,6 +153,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a manifest that is a list": (lambda d: (d / THIRD).write_bytes(b"[1]"), "backup"),
     "a manifest missing": (lambda d: (d / SECOND).unlink(), r"lacks 00000002\.json"),
     "a manifest copied": (lambda d: shutil.copy(d / THIRD, d / "_commits/00000004.json"), "commit 3"),
+    "the last manifest missing": (lambda d: (d / THIRD).unlink(), r"files of commit=00000003, but _commits lacks"),
+    "all manifests missing": (
+        lambda d: [path.unlink() for path in (d / "_commits").iterdir()],
+        "files of commit=00000001, commit=00000002, commit=00000003, but _commits lacks the manifests",
+    ),
     "a manifest of another archive": (lambda d: (d / SECOND).write_bytes(OTHER), "two archives"),
     "data missing": (lambda d: (d / DATA).unlink(), "missing or was changed"),
     "data cut": (lambda d: (d / DATA).write_bytes(b"x"), "missing or was changed"),
@@ -160,6 +168,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_manifest_of_any_partitions_is_read_as_it_was_written(ranges: dict[int, tuple[int, int]]) -> None:
     before = Manifest(1, "append", "t", "c", "i", ranges, (), "_new", "now", gaps=ranges)
     assert Manifest.from_bytes(before.to_bytes(), Path("there")) == before
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_run_deletes_no_files_whose_manifests_are_lost(commits: CommitLog, dry_run: bool) -> None:
+    """Such as after a copy by a tool that leaves out names that begin with an underscore."""
+    for _ in range(8):
+        append(commits)
+    shutil.rmtree(commits.manifests)
+    before = sorted(commits.directory.rglob("*"))
+    with pytest.raises(ArchiveCorrupt, match=r"commit=00000001, .*, commit=00000005 and 3 more"):
+        archive(FakeTopic([80], name="t"), commits.directory.parent, dry_run=dry_run)
+    assert sorted(commits.directory.rglob("*")) == before
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

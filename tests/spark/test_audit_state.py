@@ -18,7 +18,8 @@ from allocator.cli.commands import main
 from allocator.errors import AllocatorError, ConfigError
 from allocator.spark.audit import audit
 from allocator.spark.errors import DataLoss
-from allocator.testing import LocalCluster, produce
+from allocator.spark.topic import Topic
+from allocator.testing import LocalCluster, ProducedRecord, produce
 from tests.migrate.mirroring import delete_records
 from tests.spark.spark_records import Log, Row, frame
 
@@ -115,6 +116,28 @@ def test_a_repeated_audit_reads_only_new_records_and_keeps_what_is_open(
     kafka_cluster.add_partitions(copy, 2)
     done = CliRunner().invoke(main, [*command, "--state", str(path)])
     assert (done.exit_code, "had 1 partitions at the previous audit and has 2" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_repeated_audit_ignores_the_start_in_the_options(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
+) -> None:
+    """It is the start of the first audit, and retention has deleted it since."""
+    brokers, names = kafka_cluster.bootstrap, [topic_factory(), topic_factory()]
+    starts = [{"starting_offsets": json.dumps({names[0]: {"0": 5}})}, {"starting_timestamps": "1700000000000"}]
+    sides = [Topic(brokers, name, start) for name, start in zip(names, starts)]
+
+    def add(count: int, first_ms: int) -> None:
+        for name in names:
+            produce(brokers, name, [ProducedRecord(None, b"x", 0, first_ms + n) for n in range(count)])
+
+    add(5, 1_600_000_000_000)
+    add(5, 1_700_000_000_000)
+    report = audit(*sides, state=tmp_path / "state.json", spark=spark)
+    assert (report.equal, report.left.records, report.right.records) == (True, 5, 5)
+    for name in names:
+        delete_records(brokers, name, 10)
+    report = audit(*sides, state=tmp_path / "state.json", spark=spark)
+    assert (report.equal, report.left.records, report.right.records) == (True, 0, 0)
 
 
 def test_a_state_of_another_isolation_level_is_refused(

@@ -112,6 +112,20 @@ def test_records_that_retention_deleted_are_data_loss_or_skipped(
     assert sorted(read) == [*range(5), *range(40, 60)]
 
 
+def test_a_planned_range_whose_tail_was_truncated_is_data_loss_or_ends_there(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = topic_factory(partitions=2)
+    produce(kafka_cluster.bootstrap, topic, [(None, b"x", partition) for partition in (0, 1) for _ in range(15)])
+    ranges = [Range(topic, 0, 0, 20), Range(topic, 1, 0, 15)]
+    strict = options(kafka_cluster, topic, timeout_s=2)
+    with pytest.raises(DataLoss, match=f"{topic}:0 .* up to offset 19, but its log was truncated and ends before.* 15"):
+        list(read_ranges(strict, ranges, SCHEMA))
+    lenient = options(kafka_cluster, topic, timeout_s=2, fail_on_data_loss="false")
+    read = [at for batch in read_ranges(lenient, ranges, SCHEMA) for at in batch.column("offset").to_pylist()]
+    assert sorted(read) == sorted([*range(15)] * 2)
+
+
 def test_a_range_that_ends_in_markers_ends(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
     from confluent_kafka import Producer
 

@@ -47,8 +47,8 @@ class RangeReader:
 
     After `patience_s` without progress it raises `RangeUnread`. The time that the caller spends on a batch does not
     count. Offsets that the log no longer has are skipped with a warning. With `fail_on_data_loss`, they raise
-    `OffsetOutOfRange`, or its subclasses `LogTruncated` and `TopicRecreated`. `fetching`: further settings of
-    `Fetcher`.
+    `OffsetOutOfRange`, or its subclasses `LogTruncated` and `TopicRecreated`. Brokers do not refuse the end of a log,
+    so a range beyond it counts as truncated only after `patience_s`. `fetching`: further settings of `Fetcher`.
     """
 
     def __init__(
@@ -179,7 +179,8 @@ class _Reading:
             if ended or positions != before:
                 before, deadline = positions, now() + self.reader.patience_s
             elif not await self.fetcher.news(deadline - now()):
-                raise await self._unread()
+                await self._end_truncated()
+                before, deadline = self._positions(), now() + self.reader.patience_s
         return None
 
     def end(self, partition: TopicPartition) -> None:
@@ -241,19 +242,40 @@ class _Reading:
         else:
             self.seek(partition, resume_at)
 
-    async def _unread(self) -> RangeUnread:
-        partition, at = next(iter(self._positions().items()))
+    async def _end_truncated(self) -> None:
+        """Ends the ranges that are read up to the end of their log, which was truncated; with `fail_on_data_loss`,
+        raises `LogTruncated`. Raises `RangeUnread` if there are none."""
+        positions = self._positions()
+        partition, at = next(iter(positions.items()))
         refused = self.refused.get(partition) == at
         what = "refuses this offset, although its log has it" if refused else "responds, but sends no record"
         why = f"its leader {what}; read the log of the broker"
-        request = list_offsets(self.reader.client, dict.fromkeys(self.left, EARLIEST), timeout_s=DIAGNOSIS_S)
+        # uncommitted, because an open transaction only holds records back; `reached`, because a new leader may not know
+        # its end yet
+        request = list_offsets(
+            self.reader.client,
+            dict.fromkeys(self.left, LATEST),
+            isolation_level="read_uncommitted",
+            timeout_s=DIAGNOSIS_S,
+            reached={each: stop for each, (_, stop) in self.left.items()},
+        )
         try:
-            await within(request, 2 * DIAGNOSIS_S)
+            ends = await within(request, 2 * DIAGNOSIS_S)
         except asyncio.TimeoutError:
             why = "its leader does not respond"
         except (BrokerError, TopicNotFound) as error:
             why = str(error)
-        return RangeUnread(
+        else:
+            truncated = {p: end.offset for p, end in ends.items() if end is not None and end.offset <= positions[p]}
+            for each, end in truncated.items():
+                if self.reader.fail_on_data_loss:
+                    raise LogTruncated(*each, positions[each], end)
+                stop = self.left[each][1]
+                log.warning("%s:%d was truncated to offset %d; skipping %d offsets", *each, end, stop - positions[each])
+                self.end(each)
+            if truncated:
+                return
+        raise RangeUnread(
             f"{partition.topic}:{partition.partition} cannot be read from offset {at} to {self.left[partition][1]}: "
             f"no record arrived for {self.reader.patience_s:g} s ({why})",
             retriable=True,

@@ -27,15 +27,12 @@ from typing import Any, Optional
 
 from allocator._files import write_file
 from allocator.errors import AllocatorError, ConfigError
-from allocator.spark.errors import ArchiveFull
+from allocator.spark.errors import ArchiveCorrupt, ArchiveFull
 
 FORMAT = 1
+MAX_NAMES = 5  # directories that an error names
 _LOCK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 Reach = Mapping[int, tuple[int, int]]
-
-
-class ArchiveCorrupt(AllocatorError):
-    """The files in an archive's directory are not those that its runs wrote."""
 
 
 class ArchiveMismatch(AllocatorError):
@@ -139,14 +136,25 @@ class CommitLog:
         self.manifests = directory / "_commits"
 
     def live(self) -> list[Manifest]:
-        """Returns the commits that are in effect, in order. Raises ArchiveCorrupt if their ranges do not fit
-        together."""
+        """Returns the commits that are in effect, in order.
+
+        Raises ArchiveCorrupt if their ranges do not fit together, or if a commit has files but no manifest.
+        """
+        # listed before the manifests, because another run renames the files after it has written the manifest
+        homes = sorted(path.name for path in self.directory.glob("commit=*") if path.is_dir())
         found = {manifest.number: manifest for manifest in self._all()}
         replaced = {number for manifest in found.values() for number in manifest.replaces}
         missing = set(range(1, max(found, default=0) + 1)) - found.keys() - replaced
         if missing:
             raise ArchiveCorrupt(
                 f"{self.manifests} lacks {min(missing):08d}.json, but has later ones; restore it from a backup"
+            )
+        lost = sorted(set(homes) - {f"commit={number:08d}" for number in (*found, *replaced)})
+        if lost:
+            names = ", ".join(lost[:MAX_NAMES]) + (f" and {len(lost) - MAX_NAMES} more" if lost[MAX_NAMES:] else "")
+            raise ArchiveCorrupt(
+                f"{self.directory} has the files of {names}, but _commits lacks the manifests: restore _commits from a "
+                "backup, or move these directories away to archive without them; nothing was changed"
             )
         alive = [manifest for number, manifest in found.items() if number not in replaced]
         # a compacted commit takes the place of the first commit that it replaces
@@ -245,10 +253,8 @@ class CommitLog:
         alive = self.live()
         for manifest in alive:
             self._settle(manifest)
-        known = {manifest.directory for manifest in alive}
-        for path in self.directory.iterdir():
-            stray = path.name.startswith("_new-") or (path.name.startswith("commit=") and path.name not in known)
-            if stray and path.is_dir():
+        for path in self.directory.glob("_new-*"):
+            if path.is_dir():
                 shutil.rmtree(path)
         for path in self.manifests.glob(".*"):
             path.unlink()

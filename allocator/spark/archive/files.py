@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allocator.errors import ConfigError
-from allocator.spark.archive.commits import ArchiveCorrupt, DataFile, disk_full, is_full, sync
+from allocator.spark.archive.commits import DataFile, disk_full, is_full, sync
+from allocator.spark.errors import ArchiveCorrupt
 
 if TYPE_CHECKING:
     import pyarrow

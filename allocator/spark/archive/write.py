@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allocator.errors import ConfigError
-from allocator.spark.archive.commits import ArchiveCorrupt, ArchiveMismatch, DataFile, Manifest, now
+from allocator.spark.archive.commits import ArchiveMismatch, DataFile, Manifest, now
 from allocator.spark.archive.read import Archive, Reach, reach_of
 from allocator.spark.archive.schema import Transform, columns_of, transformed
 from allocator.spark.archive.store import ParquetStore, open_store
-from allocator.spark.errors import DataLoss
-from allocator.spark.ranges import NEW_PARTITION_START, limit_ends
+from allocator.spark.errors import ArchiveCorrupt, DataLoss, damage_named
+from allocator.spark.ranges import limit_ends
 from allocator.spark.sessions import session
 from allocator.spark.topic import Extent, Topic
 from allocator.types import TopicPartition
@@ -105,7 +105,8 @@ def archive(
 
     Guarantee: after any number of runs, even crashed ones, the archive has each record once. The first run starts at
     the offsets in the topic's options, and stores them even for empty partitions. Later runs start at the end of the
-    archive, and at the first record of new partitions.
+    archive. Of the start in the options, only JSON that names a new partition still counts; other new partitions start
+    at their first record.
 
     format: "parquet"; "delta" for a Delta table, with a directory or a URL such as s3://bucket/archive; "iceberg" for
     an Iceberg table, with CATALOG.NAMESPACE in place of a directory. Tables keep the offsets in their own metadata.
@@ -131,7 +132,8 @@ def archive(
         partition."""
         alive = store.live()
         # read after the commits, so that it cannot be older than they are
-        extent = topic.extent({p: end for p, (_, end) in reach_of(alive).items()})
+        ends = {p: end for p, (_, end) in reach_of(alive).items()}
+        extent = topic.extent(ends, ends if alive else None)
         start, report.gaps = _start(alive, topic.name, extent, allow_gaps)
         report.ranges = {p: (at, extent.chosen[p][1]) for p, at in start.items() if at < extent.chosen[p][1]}
         return extent, alive, {p: (at, at) for p, at in start.items() if p not in reach_of(alive)}
@@ -163,7 +165,8 @@ def archive(
                     f"{topic.name!r} was deleted and created again while it was archived, and this commit is not kept; "
                     "archive the new topic to another directory"
                 )
-            lost = _deleted(topic, piece, files)
+            lost, ends = _lost(topic, extent, piece, files)
+            piece.update({p: (piece[p][0], end) for p, end in ends.items()})
             gaps = {**gaps, **{p: (gaps.get(p, (low, low))[0], end) for p, (low, end) in lost.items()}}
             report.gaps = {**report.gaps, **gaps}
             manifest = Manifest(
@@ -186,7 +189,8 @@ def archive(
             if progress is not None:
                 progress(done, total)
             todo = {p: (piece.get(p, (low, low))[1], high) for p, (low, high) in todo.items()}
-            todo = {p: reach for p, reach in todo.items() if reach[0] < reach[1]}
+            todo = {p: reach for p, reach in todo.items() if reach[0] < reach[1] and p not in ends}
+            report.ranges.update({p: (report.ranges[p][0], end) for p, end in ends.items()})
     report.seconds = time.monotonic() - began
     return report
 
@@ -207,11 +211,8 @@ def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) 
     archived = reach_of(alive)
     start, gaps = {}, {}
     for partition, (first, end) in extent.log.items():
-        if not alive:
-            start[partition] = extent.chosen[partition][0]
-            continue
-        # in a new partition, the options of this run do not count: "committed" would omit records
-        low, at = archived.get(partition, (NEW_PARTITION_START, NEW_PARTITION_START))
+        at = extent.chosen[partition][0]
+        low, _ = archived.get(partition, (at, at))
         so_far = f"{topic}:{partition} is archived " + (
             f"up to offset {at - 1}" if at > low else f"from offset {at} on"
         )
@@ -231,21 +232,23 @@ def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) 
     return start, gaps
 
 
-def _deleted(topic: Topic, piece: Reach, files: tuple[DataFile, ...]) -> Reach:
-    """Returns the offsets at the start of each range that the topic lost before the read. Only without
-    `fail_on_data_loss` does the read continue after such a loss."""
+def _lost(topic: Topic, extent: Extent, piece: Reach, files: tuple[DataFile, ...]) -> tuple[Reach, dict[int, int]]:
+    """Returns the offsets at the start of each range that the topic lost before the read, and the ends of ranges that a
+    truncated log no longer reaches. Only without `fail_on_data_loss` does the read continue after such a loss."""
     found: Reach = {}
     if not piece or topic.fail_on_data_loss:
-        return found
-    log = topic.extent().log
+        return found, {}
+    log = topic.extent({p: high for p, (_, high) in piece.items()}, {p: low for p, (low, _) in extent.log.items()}).log
     first = {p: high for p, (_, high) in piece.items()}
+    end = {p: max(low, log.get(p, (low, low))[1]) for p, (low, _) in piece.items()}
     for file in files:
         first[file.partition] = min(first[file.partition], file.first)
+        end[file.partition] = max(end[file.partition], file.last + 1)
     for partition, (low, _) in piece.items():
-        end = min(first[partition], log.get(partition, (low, low))[0])
-        if end > low:
-            found[partition] = (low, end)
-    return found
+        stop = min(first[partition], log.get(partition, (low, low))[0])
+        if stop > low:
+            found[partition] = (low, stop)
+    return found, {p: at for p, at in end.items() if at < piece[p][1]}
 
 
 def _piece(topic: str, todo: Reach, most: int) -> Reach:
@@ -254,6 +257,7 @@ def _piece(topic: str, todo: Reach, most: int) -> Reach:
     return {tp.partition: (low[tp], high[tp]) for tp in low if high[tp] > low[tp]}
 
 
+@damage_named()
 def compact(
     directory: str | Path,
     topic: str | None = None,

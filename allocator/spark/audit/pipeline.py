@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 from allocator.errors import ConfigError
 from allocator.spark.audit.report import KINDS, Difference, Report, Side
 from allocator.spark.audit.state import AuditState, SideState
-from allocator.spark.errors import DataLoss, SchemaMismatch
+from allocator.spark.errors import DataLoss, SchemaMismatch, damage_named
 from allocator.spark.options import own_name
 from allocator.spark.report_html import readable
 from allocator.spark.rows import FIRST_MS, LAST_MS
@@ -106,7 +106,8 @@ class _PinnedTopic:
 
         Raises DataLoss if the topic was created again, or lost records at its end.
         """
-        now = self.topic.extent({p: high for p, (_, high) in self.reach.items()})
+        ends = {p: high for p, (_, high) in self.reach.items()}
+        now = self.topic.extent(ends, ends)
         short = [p for p, (_, high) in self.reach.items() if now.log.get(p, (0, 0))[1] < high]
         if now.topic_id != self.topic_id or short:
             raise DataLoss(
@@ -116,6 +117,7 @@ class _PinnedTopic:
         return {p: first for p, (low, first) in firsts.items() if first > low}
 
 
+@damage_named()
 def audit(
     left: Source,
     right: Source,
@@ -143,8 +145,8 @@ def audit(
     Records that arrive after the audit began are not compared. Of a topic and an archive, it compares only offsets that
     the archive covers and the topic still has; a note counts the others. Notes also count the offsets that retention
     deletes during the audit, and the records of the other side that may be their copies, which are not compared. Raises
-    ConfigError, SchemaMismatch, DataLoss for a topic that is created again meanwhile, and the errors of reading a
-    topic.
+    ConfigError, SchemaMismatch, ArchiveCorrupt, DataLoss for a topic that is created again meanwhile, and the errors of
+    reading a topic.
     """
     _check(by, ignore, samples)
     spark = spark or session("allocator audit")
@@ -303,25 +305,28 @@ def _pin(
 ) -> tuple[_Pinned, _Pinned, Ends | None]:
     """Returns both sides with fixed ends, and, for two topics, the earlier ends by side and partition.
 
-    With `before`, the state in the file `path`, both sides start at its offsets.
+    With `before`, the state in the file `path`, both sides start at its offsets, whatever start their options name.
 
     It reads the ends of two topics twice. A record before an earlier end and its copy are both before the later ends,
     however fast records arrive and whichever topic they reach first. A record between the ends may have no copy yet.
     """
     topics = isinstance(left, Topic) and isinstance(right, Topic)
     archived = [source.reach() if hasattr(source, "reach") else None for source in (left, right)]
-    extents = [source.extent() if isinstance(source, Topic) else None for source in (left, right)]
+    kept = (None, None) if before is None else (before.left, before.right)
+    starts = [None if side is None else side.next for side in kept]
+    extents = [
+        source.extent({}, since) if isinstance(source, Topic) else None for source, since in zip((left, right), starts)
+    ]
     ends: Ends | None = None
     if isinstance(left, Topic) and isinstance(right, Topic):
         first, second = ({p: end for p, (_, end) in each.chosen.items()} for each in extents if each is not None)
         ends = first, second
-        extents = [left.extent(first), right.extent(second)]
+        extents = [left.extent(first, starts[0]), right.extent(second, starts[1])]
     states: list[SideState | None] = [None, None]
     if path is not None:
         for number, source in enumerate((left, right)):
-            kept = (before.left, before.right)[number] if before is not None else None
             states[number], archived[number], extents[number] = _continued(
-                source, archived[number], extents[number], kept, path
+                source, archived[number], extents[number], kept[number], path
             )
     pinned = []
     for number, source in enumerate((left, right)):
@@ -367,7 +372,8 @@ def _continued(
         raise ConfigError(f"state = {path}: a DataFrame has no offsets to continue at; give topics or archives")
     if before is not None:
         before.check(now, path)
-        has = {p: (start, max(start, has[p][1])) for p, start in before.next.items()}
+        if extent is None:
+            has = {p: (start, max(start, has[p][1])) for p, start in before.next.items()}
     state = replace(now, next={p: low for p, (low, _) in has.items()})
     if extent is None:
         return state, has, None

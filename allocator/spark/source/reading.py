@@ -126,6 +126,12 @@ async def _why_lost(reader: RangeReader, wanted: Mapping[TopicPartition, Range],
             "created again since; start again (a stream: with another checkpointLocation), or set fail_on_data_loss to "
             "false to continue with the new topic"
         )
+    if isinstance(error, LogTruncated) and error.divergent_offset == error.offset:
+        return (
+            f"{name} was to be read up to offset {wanted[tp].end - 1}, but its log was truncated and ends before "
+            f"offset {error.offset} now; start again, or set fail_on_data_loss to false to continue with the records "
+            "that it has"
+        )
     if isinstance(error, LogTruncated) and error.divergent_offset is not None:
         return (
             f"{name} was read up to offset {error.offset}, but the new leader lacks the records from offset "

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from kafka.protocol.admin import ListGroupsRequest
@@ -15,6 +15,7 @@ from allocator.core.aio import boot_clock
 from allocator.core.client import KafkaClient, for_code
 from allocator.core.offsets import GroupOffsets, IdleOffsets, Terms
 from allocator.core.subscription import stamped
+from allocator.core.text import partition_names
 from allocator.errors import AllocatorError, BrokerError, CommitFailed, ConfigError, Fenced
 from allocator.migrate.positions import PartitionCopy, Target
 from allocator.migrate.report import MirrorReport
@@ -26,28 +27,37 @@ log = logging.getLogger(__name__)
 
 # Time between two rounds. Higher: fewer requests; lower: a group that moves repeats fewer records.
 SYNC_S: Final = 5.0
-# Age that the group's state on the new cluster may have when a commit is sent. Higher: a group that moves meanwhile is
-# more often set back; lower: nothing is synced over a slow network. A member needs about 3 s to join an empty group
-# (group.initial.rebalance.delay.ms).
+# Age that the list of the group's members may have when a commit is sent. Higher: the mirror more often commits under a
+# member that has just joined; lower: nothing is synced over a slow network. A member needs about 3 s to join an empty
+# group (group.initial.rebalance.delay.ms).
 CURRENT_S: Final = 2.0
-SYNCED: Final = "synced"  # the text of this mirror's commits
+# Age that the offsets on the new cluster may have when a commit is sent, beside twice the time that reading them takes.
+# Higher: the mirror overwrites more commits of consumers and operators; lower: a busy process syncs later.
+STALL_S: Final = 0.2
+TRIES: Final = 3  # for each group and round. Higher: a busy process syncs sooner; lower: fewer requests
+SYNCED: Final = "synced"  # begins the text of this mirror's commits
+NO_TEXT: Final = BrokerError(
+    "the brokers refuse the text that marks the mirror's own offsets: set offset.metadata.max.bytes to 100 or more"
+)
 AT_ONCE: Final = 20  # groups. Higher: a round over a slow network is shorter; lower: fewer requests at a time
 
 
 class GroupSync:
     """Translates the offsets of the groups that `sync_group_offsets` names, in the partitions of this process.
 
-    Guarantee: a group that starts on the new cluster gets every record after its offset on the old one. It commits none
-    for a group with live members: Kafka refuses that. Groups with members in the ensemble are left to a cutover,
-    because their members may read either cluster.
+    Guarantee: a group that starts on the new cluster at an offset of the mirror gets every record after the offset that
+    it had on the old one in the last round. The mirror commits none for a group with live members: Kafka refuses that.
+    Groups with members in the ensemble are left to a cutover, because their members may read either cluster.
 
-    Each round fetches the offsets on both clusters. It writes those that the new cluster lacks, raises its own ones,
-    and commits its own ones again before they expire. They have the text `SYNCED`. An offset without it was committed
-    by a consumer or an operator there, and is never overwritten.
+    Each round fetches the offsets on both clusters. It writes those that the new cluster lacks, makes its own ones
+    follow the old cluster in both directions, and commits its own ones again before they expire. Their text says which
+    offset the mirror committed. Clients may keep the text when they commit another offset, so an offset is the mirror's
+    only if its text names exactly this offset. All others were committed by a consumer or an operator there.
 
     Kafka has no conditional commit. So members and offsets are read again before each commit, and the commit is not
-    sent if that took longer than `CURRENT_S`, or if the lease of this process has ended (`may_act`). A request that the
-    network holds back after it was sent may still set back an offset that a consumer commits meanwhile.
+    sent if the offsets are older than `STALL_S` and twice the time of such a read, or if the lease of this process has
+    ended (`may_act`). A commit of a consumer or an operator that arrives after the read and before the mirror's commit
+    is overwritten.
     """
 
     def __init__(
@@ -110,35 +120,57 @@ class GroupSync:
         if group not in self._stores:
             self._stores[group] = GroupOffsets(clusters.old, group), GroupOffsets(clusters.new, group)
         old, new = self._stores[group]
-        targets = await self._targets(group, old)
-        if not targets:
+        targets, unproven = await self._targets(group, old)
+        if not targets and not unproven:
             return
         now = boot_clock()
         is_due = now >= self._renew_at.get(group, 0.0)  # without members, Kafka counts the age from the last commit
-        texts = {each: stamped(SYNCED, clusters.new.topic_id(each.topic)) for each in targets}
-        if _wanted(targets, texts, await new.fetch(targets), is_due):
-            read_at = boot_clock()
-            if not await self._has_members(group):
-                # read after the members: one that has committed and left meanwhile is not overwritten
-                wanted = _wanted(targets, texts, await new.fetch(targets), is_due)
-                await self._commit(group, new, wanted, read_at)
+        there = await new.fetch([*targets, *unproven])
+        if self._wanted(targets, there, is_due):
+            await self._write(group, new, targets, is_due, boot_clock() - now)
         if is_due:
             self._renew_at[group] = now + IdleOffsets.period_s(await new.retention_s())
+        kept = sorted(each for each in unproven if each in there and _is_own(there[each]))
+        if kept:
+            raise CommitFailed(
+                f"the map does not have its old offset in {partition_names(kept)}, where the new cluster has the "
+                "offset that was synced before: commit the right one there, or delete it"
+            )
 
-    async def _targets(self, group: str, old: GroupOffsets) -> dict[TopicPartition, int]:
-        """Returns the translated offsets of the group."""
+    async def _write(
+        self, group: str, new: GroupOffsets, targets: Mapping[TopicPartition, int], renews: bool, read_s: float
+    ) -> None:
+        """Commits what `_wanted` returns. `read_s`: the time that reading these offsets has taken."""
+        for tries_left in reversed(range(TRIES)):
+            looked_at = boot_clock()
+            if await self._has_members(group):
+                return
+            # read after the members: one that has committed and left meanwhile is not overwritten
+            read_at = boot_clock()
+            wanted = self._wanted(targets, await new.fetch(targets), renews)
+            read_s = min(read_s, boot_clock() - read_at)  # this process may have been suspended in one of the reads
+            try:
+                await self._commit(group, new, wanted, min(looked_at + CURRENT_S, read_at + STALL_S + 2 * read_s))
+                return
+            except CommitFailed as error:
+                if not error.retriable or not tries_left:
+                    raise
+
+    async def _targets(self, group: str, old: GroupOffsets) -> tuple[dict[TopicPartition, int], set[TopicPartition]]:
+        """Returns the translated offsets of the group, and the partitions whose offset the map cannot translate."""
         copies = {each: copy for each, copy in self._copies.items() if each.topic not in self._report.stops}
         committed = await old.fetch(copies)
         if any(Target.of(offset) for offset in committed.values()):
-            return {}  # the group of a mirror, whose offsets say what it has copied
-        former, targets = old.of_former_topics(committed), {}
+            return {}, set()  # the group of a mirror, whose offsets say what it has copied
+        former, targets, unproven = old.of_former_topics(committed), {}, set()
         for each, offset in committed.items():
             copy, known = copies[each], self._clusters.map.positions(each)
-            if offset.offset < 0 or each in former or not known:
+            if offset.offset < 0 or each in former:
                 continue
             target = known.start(offset.offset)
             if target is None:
-                if (group, each) not in self._unknown:
+                unproven.add(each)
+                if known and (group, each) not in self._unknown:
                     self._unknown.add((group, each))
                     log.warning(
                         "group %r is not synced in %s:%d: its offset %d is before the first one in the map, %d",
@@ -146,47 +178,54 @@ class GroupSync:
                     )
                 continue
             targets[each] = copy.end if offset.offset >= copy.acked else min(target, copy.end)
-        return targets
+        return targets, unproven
 
     async def _has_members(self, group: str) -> bool:
         clusters = self._clusters
         ensembles = [] if clusters.groups is None else [clusters.groups]
         return bool(await live_members(clusters.new, ensembles, group, clusters.root))
 
+    def _wanted(
+        self, targets: Mapping[TopicPartition, int], there: Mapping[TopicPartition, OffsetAndMetadata], renews: bool
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Returns what to commit where the new cluster has `there`: missing offsets, and those of a mirror that differ;
+        with `renews` all of a mirror."""
+        topic_id, wanted = self._clusters.new.topic_id, {}
+        for each, at in targets.items():
+            stored = there.get(each)
+            if stored is None or (_is_own(stored) and (renews or stored.offset != at)):
+                wanted[each] = OffsetAndMetadata(at, stamped(f"{SYNCED} {at}", topic_id(each.topic)), -1)
+        return wanted
+
     async def _commit(
-        self, group: str, new: GroupOffsets, wanted: Mapping[TopicPartition, OffsetAndMetadata], read_at: float
+        self, group: str, new: GroupOffsets, wanted: Mapping[TopicPartition, OffsetAndMetadata], until: float
     ) -> None:
-        def refusals(partitions: Iterable[TopicPartition]) -> dict[TopicPartition, BrokerError]:
+        """Commits, but sends no request after `until`."""
+        stale = BrokerError("read too long ago, or another process owns the partition")
+        unmarked: set[TopicPartition] = set()
+
+        def refusals(left: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, BrokerError]:
             # called when the request is written: this process may have been suspended at any moment before
-            current = self._may_act() and boot_clock() - read_at <= CURRENT_S
-            error = BrokerError("read too long ago, or another process owns the partition")
-            return {each: error for each in partitions if not current or each not in self._copies}
+            current = self._may_act() and boot_clock() <= until
+            unmarked.update(each for each, offset in left.items() if not offset.metadata)
+            return {
+                each: NO_TEXT if each in unmarked else stale
+                for each in left
+                if not current or each not in self._copies or each in unmarked
+            }
 
         try:
             await new.commit(wanted, Terms(refusals))
         except Fenced as error:
-            raise CommitFailed(str(error), retriable=True) from error
+            raise CommitFailed(str(error), retriable=not unmarked) from error
         except CommitFailed as error:
             if error.retriable or not await self._has_members(group):  # those that have joined since refuse it
                 raise
 
 
-def _wanted(
-    targets: Mapping[TopicPartition, int],
-    texts: Mapping[TopicPartition, str],
-    there: Mapping[TopicPartition, OffsetAndMetadata],
-    renews: bool,
-) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Returns what to commit where the new cluster has `there`: missing offsets, and larger ones in place of those of
-    a mirror; with `renews` also these as they are."""
-    wanted = {}
-    for each, at in targets.items():
-        stored = there.get(each)
-        if stored is None or ((stored.metadata or "").partition(" topic ")[0] == SYNCED and stored.offset < at):
-            wanted[each] = OffsetAndMetadata(at, texts[each], -1)
-        elif renews and stored.metadata == texts[each]:
-            wanted[each] = OffsetAndMetadata(stored.offset, texts[each], -1)
-    return wanted
+def _is_own(stored: OffsetAndMetadata) -> bool:
+    """Returns whether a mirror committed exactly this offset."""
+    return (stored.metadata or "").partition(" topic ")[0] == f"{SYNCED} {stored.offset}"
 
 
 async def list_groups(client: KafkaClient) -> list[str]:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Optional
 
+import kafka
 import pytest
 from kafka.admin import ACLOperation, ResourceType
 
 from allocator import Consumer
 from allocator.core.aio import boot_clock
 from allocator.core.client import KafkaClient
-from allocator.migrate.group_sync import CURRENT_S
 from allocator.migrate.offset_map import map_topic
 from allocator.migrate.report import GroupsNotSynced
 from allocator.testing import LocalCluster, produce, wait_until_async
@@ -250,9 +250,11 @@ async def test_the_offsets_of_a_quiet_group_do_not_expire_on_the_new_cluster(
 OFFSET_COMMIT, DESCRIBE_GROUPS = 8, 15
 
 
-@pytest.mark.parametrize("held_back", [OFFSET_COMMIT, DESCRIBE_GROUPS])
+@pytest.mark.parametrize(
+    ("held_back", "suspended_s"), [(OFFSET_COMMIT, 1.5), (OFFSET_COMMIT, 2.5), (DESCRIBE_GROUPS, 2.5)]
+)
 async def test_a_mirror_that_was_suspended_sets_no_offset_back(
-    held_back: int, make_pair: Callable[..., Any], group: str, monkeypatch: pytest.MonkeyPatch
+    held_back: int, suspended_s: float, make_pair: Callable[..., Any], group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stops before it sends its commit, or before it looks for members. Meanwhile the group reads on the new
     cluster, commits and leaves."""
@@ -287,7 +289,7 @@ async def test_a_mirror_that_was_suspended_sets_no_offset_back(
         await asyncio.wait_for(held.wait(), 60)
         began = boot_clock()
         await commit(pair.new, moved, {at: 100})
-        await wait_until_async(lambda: boot_clock() - began > CURRENT_S, 30, "the end of the suspension")
+        await wait_until_async(lambda: boot_clock() - began > suspended_s, 30, "the end of the suspension")
         goes_on.set()
         for offset in (10, 20):  # rounds
             await commit(pair.old, last, {at: offset})
@@ -295,26 +297,130 @@ async def test_a_mirror_that_was_suspended_sets_no_offset_back(
         assert await reached(moved, 100)
 
 
+async def read_on_new(pair: Pair, group: str) -> list[int]:
+    """Returns the numbers of the records that kafka-python reads in the group up to the end of the new topic. A group
+    without an offset starts at the end."""
+
+    def read() -> list[int]:
+        reader = kafka.KafkaConsumer(
+            pair.topic, bootstrap_servers=pair.new.bootstrap, group_id=group, consumer_timeout_ms=60_000
+        )
+        end = reader.end_offsets([pair.partition])[pair.partition]
+        found: list[int] = []
+        for record in reader:
+            found.append(int(record.value.split()[1]))
+            if record.offset == end - 1:
+                break
+        reader.close()
+        return found
+
+    return await asyncio.to_thread(read)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("deletes", [False, True])
+async def test_a_group_that_goes_back_on_the_old_cluster_misses_no_record_when_it_moves(
+    deletes: bool, restarts: bool, make_pair: Callable[..., Any], group: str
+) -> None:
+    """An operator rewinds it, or deletes it and it begins again, while the mirror runs or between two of its runs."""
+    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}-.*")
+    topic, at, moving = pair.topic, pair.partition, f"{group}-moving"
+    await pair.fill(100)
+    await commit(pair.old, moving, {at: 100})
+
+    async def reached(offset: int) -> bool:
+        return await committed(pair.new, moving, topic) == {0: offset}
+
+    async def goes_back() -> None:
+        if deletes:
+            await asyncio.to_thread(delete_group, pair.old.bootstrap, moving)
+        await commit(pair.old, moving, {at: 20})
+
+    async with mirroring(pair.mirror()):
+        await wait_until_async(lambda: reached(100), 60, "the first round")
+        if not restarts:
+            await goes_back()
+            await wait_until_async(lambda: reached(20), 60, "the group to go back")
+    if restarts:
+        await goes_back()
+        await pair.catch_up()
+    assert await read_on_new(pair, moving) == [*range(20, 100)]
+
+
 async def test_a_rewind_on_the_new_cluster_outlasts_the_process_of_the_mirror(
     make_pair: Callable[..., Any], group: str
 ) -> None:
+    """Some clients keep the text of an offset when they commit another one. A text that names no offset is from an
+    earlier version of the mirror, and may have been kept too."""
     pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}-.*")
     topic, at = pair.topic, pair.partition
     await pair.fill(100)
-    moved, last = f"{group}-1", f"{group}-2"
-    await commit(pair.old, moved, {at: 60})
+    await pair.catch_up()
+    plain, keeping, earlier, last = (f"{group}-{name}" for name in ("plain", "keeping", "earlier", "last"))
+    for name in (plain, keeping, earlier):
+        await commit(pair.old, name, {at: 60})
+    await commit(pair.new, earlier, {at: 10}, "synced")
 
     async def reached(name: str, offset: int) -> bool:
         return await committed(pair.new, name, topic) == {0: offset}
 
+    def rewind() -> str:
+        client = kafka.KafkaConsumer(bootstrap_servers=pair.new.bootstrap, group_id=keeping, enable_auto_commit=False)
+        client.assign([at])
+        stored = client.committed(at, metadata=True)
+        client.commit({at: stored._replace(offset=10)})
+        client.close()
+        return str(stored.metadata)
+
+    async def two_rounds(offset: int) -> None:
+        for each in (offset, offset + 1):
+            await commit(pair.old, last, {at: each})
+            await wait_until_async(lambda each=each: reached(last, each), 60, "a round")
+
     async with mirroring(pair.mirror()):
-        await wait_until_async(lambda: reached(moved, 60), 60, "the first round")
-    await commit(pair.new, moved, {at: 10})
+        for name in (plain, keeping):
+            await wait_until_async(lambda name=name: reached(name, 60), 60, "the first round")
+        assert (await asyncio.to_thread(rewind)).startswith("synced 60")
+        await two_rounds(10)
+    await commit(pair.new, plain, {at: 10})
+    await commit(pair.old, keeping, {at: 70})
     async with mirroring(pair.mirror()):
-        for offset in (10, 20):  # rounds
-            await commit(pair.old, last, {at: offset})
-            await wait_until_async(lambda offset=offset: reached(last, offset), 60, "a round")
-    assert await committed(pair.new, moved, topic) == {0: 10}
+        await two_rounds(20)
+    for name in (plain, keeping, earlier):
+        assert await reached(name, 10), name
+    assert await read_on_new(pair, keeping) == [*range(10, 100)]
+
+
+@pytest.mark.parametrize("written", [0, 20])
+async def test_an_offset_that_the_map_cannot_follow_back_is_named(
+    written: int, make_pair: Callable[..., Any], group: str
+) -> None:
+    """The map was deleted and begun again behind the records that are there, or does not begin until one is written."""
+    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}-.*")
+    await pair.fill(100)
+    await commit(pair.old, f"{group}-1", {pair.partition: 60})
+    await pair.catch_up()
+    await asyncio.to_thread(pair.new.delete_topic, map_topic(pair.group))
+    await pair.fill(written)
+    await commit(pair.old, f"{group}-1", {pair.partition: 40})
+    with pytest.raises(GroupsNotSynced, match=f"'{group}-1': the map does not have its old offset in {pair.topic}:0,"):
+        await pair.catch_up(append=True)
+    await commit(pair.new, f"{group}-1", {pair.partition: 40})
+    await pair.catch_up()
+
+
+async def test_no_offset_is_stored_without_the_text_that_marks_it(
+    make_pair: Callable[..., Any], cluster_factory: ClusterFactory, group: str
+) -> None:
+    """The mirror would take it for a consumer's, and the group would stay there."""
+    new = await asyncio.to_thread(cluster_factory, kafka="3.9.1", broker_config={"offset.metadata.max.bytes": 20})
+    pair: Pair = await make_pair("2.8.2", new, sync_group_offsets=f"{group}-.*")
+    await pair.fill(100)
+    await commit(pair.old, f"{group}-1", {pair.partition: 60})
+    for _ in range(2):
+        with pytest.raises(GroupsNotSynced, match=f"'{group}-1': .*set offset.metadata.max.bytes to 100 or more"):
+            await pair.catch_up()
+        assert await committed(new, f"{group}-1", pair.topic) == {}
 
 
 async def test_a_mirror_that_ends_when_it_has_caught_up_has_synced_the_groups(

@@ -12,7 +12,7 @@ from allocator.core.text.quoting import shown
 from allocator.core.types import LAST_EPOCH, LAST_OFFSET, OffsetAndMetadata, TopicPartition
 
 Offsets = dict[TopicPartition, OffsetAndMetadata]
-Refusals = Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, BrokerError]]
+Refusals = Callable[[Offsets], Mapping[TopicPartition, BrokerError]]
 """Returns why the offsets of some of these partitions may not be sent: a retriable error for now, or another for
 ever."""
 

@@ -8,8 +8,8 @@ at most. Java 2.8 to 3.3 takes the generation of a cooperative member's owned pa
 
 Decoding follows the protocol's rules for other versions: it reads a newer version as the newest known version and
 ignores the rest. Fields that an older client omitted at the end have their defaults. All other deviations raise
-`Malformed`. A length field never makes the decoder allocate more memory than the message has bytes. A message that names more than
-`MOST_PARTITIONS` is `Malformed`.
+`Malformed`, and so do more than `MOST_PARTITIONS` partitions. A length field never makes the decoder allocate more
+memory than the message has bytes.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import reprlib
+import traceback
 from collections.abc import Collection, Sequence
 from heapq import nsmallest
 from typing import overload
@@ -46,6 +47,11 @@ def plain(text: str, *, lines: bool = False) -> str:
     return CONTROL.sub(spelt, text)
 
 
+def plain_json(text: str) -> str:
+    """Returns encoded JSON with control characters as escapes, which JSON reads as the same text."""
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def utf8(text: str) -> bytes:
     """Returns the text as UTF-8, with lone surrogates as escapes, which JSON reads as the same text."""
     return text.encode("utf-8", "backslashreplace")
@@ -57,6 +63,19 @@ def text_of(error: object) -> str:
         return str(error)
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever the user's class raises
         return f"<its __str__ raised {type(raised).__name__}>"
+
+
+def places_of(error: BaseException) -> str:
+    """Returns the traceback of an error without its text. A frame whose code is in no file, such as that of `exec`, has
+    only its number: generated code may quote a record, also in names."""
+    generated = "<generated code>"
+    frames = [
+        each
+        if os.path.isfile(each.filename)
+        else traceback.FrameSummary(generated, each.lineno or 0, generated, lookup_line=False, line="")
+        for each in traceback.extract_tb(error.__traceback__)
+    ]
+    return "".join(traceback.StackSummary.from_list(frames).format())
 
 
 def _repr_of(value: object) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from allocator.core.text import places_of, plain, plain_json, shown, text_of
+from allocator.core.text import places_of, plain, shown, text_of
 from allocator.handlers import error_chain
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -111,7 +111,7 @@ class JsonFormatter(_LineFormatter):
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        return plain_json(json.dumps(line, default=str, ensure_ascii=False))
+        return plain(json.dumps(line, default=str, ensure_ascii=False), json=True)
 
 
 class TextFormatter(_LineFormatter):

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from allocator.core.settings import Faults, Setting, Texts, without_url_secrets
+from allocator.core.settings import Faults, Setting, Texts
 
 
 class SettingsReader:
@@ -122,5 +122,5 @@ def _toml(value: Any) -> str:
     """Returns a value as it is written in the file."""
     if isinstance(value, tuple):
         value = list(value)
-    text = without_url_secrets(json.dumps(value, ensure_ascii=False, default=str))
+    text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 120 else text[:117] + "..."

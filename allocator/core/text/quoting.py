@@ -38,18 +38,16 @@ class Quote(str):
         return quote
 
 
-def plain(text: str, *, lines: bool = False) -> str:
-    """Returns the text with control characters as escapes. `lines`: keeps line feeds."""
+def plain(text: str, *, lines: bool = False, json: bool = False) -> str:
+    """Returns the text with control characters as escapes. `lines`: keeps line feeds. `json`: the text is encoded JSON,
+    and is read as the same value."""
 
     def spelt(found: re.Match[str]) -> str:
+        if json:
+            return f"\\u{ord(found[0]):04x}"
         return found[0] if lines and found[0] == "\n" else found[0].encode("unicode_escape").decode()
 
     return CONTROL.sub(spelt, text)
-
-
-def plain_json(text: str) -> str:
-    """Returns encoded JSON with control characters as escapes, which JSON reads as the same text."""
-    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def utf8(text: str) -> bytes:

@@ -19,19 +19,12 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 
 from allocator.assignors import Assignor, GroupViewBuilder, Load, left_out
-from allocator.core.aio import Backoff, Reminder, wait_for_event, within
+from allocator.core.aio import wait_for_event
 from allocator.core.client import Coordinator, KafkaClient
 from allocator.core.membership import AssignmentListener
 from allocator.core.settings import TopicSelection
-from allocator.core.text import plain, shown
 from allocator.errors import AllocatorError, ConfigError, TopicAuthorizationFailed
-from allocator.protocols.kafka_classic.consumer_protocol import (
-    PROTOCOL_TYPE,
-    Malformed,
-    MemberAssignment,
-    StickyUserData,
-    Subscription,
-)
+from allocator.protocols.kafka_classic.consumer_protocol import PROTOCOL_TYPE, StickyUserData, Subscription
 from allocator.protocols.kafka_classic.group import ClassicMember
 from allocator.protocols.kafka_classic.messages import JoinedMember
 from allocator.protocols.kafka_classic.plan import (
@@ -42,6 +35,7 @@ from allocator.protocols.kafka_classic.plan import (
     is_cooperative,
     offers,
 )
+from allocator.protocols.kafka_classic.received import ReceivedAssignments
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kafka_member import KafkaMember
 from allocator.types import NO_PARTITIONS, Partitions
@@ -51,12 +45,6 @@ log = logging.getLogger(__name__)
 # maximum age in seconds of a partition's load. Higher: assignments follow the load later; lower: the two rounds of a
 # cooperative rebalance may see different loads, and contradict each other
 LOAD_FRESH_S = 10.0
-# greatest pause in seconds before a member joins again whose assignment could not be read. Higher: it gets partitions
-# later once its leader is well; lower: a leader that stays broken disturbs the group more often
-UNREADABLE_MAX_S = 60.0
-REFRESH_S = 3.0  # seconds that an assignment waits for metadata of partitions that are new to this member
-# partitions that a topic may have that this member knows no metadata of, for example because brokers are starting
-MOST_UNSEEN = 1_000
 
 
 class KafkaMembership(KafkaMember):
@@ -98,12 +86,8 @@ class KafkaMembership(KafkaMember):
         self._surroundings = GroupViewBuilder(group, client, load, fresh_s=LOAD_FRESH_S)
         self._target: Mapping[str, Partitions] = {}
         self._left_out: Partitions = NO_PARTITIONS
-        self._unreadable = Backoff(settings.failure_pause_s, UNREADABLE_MAX_S)
-        self._again: asyncio.TimerHandle | None = None  # joins again after an unreadable assignment
-        self._beyond = Reminder(log)
-        self._clipped: Mapping[str, int] = {}
-        """The counts of the topics of which the leader assigned partitions that did not exist."""
         self.group = ClassicMember(client, group, self, settings, coordinator=coordinator, clock=self._lease.clock)
+        self._received = ReceivedAssignments(client, self.group, self._sizes, settings.failure_pause_s)
 
     @property
     def leading(self) -> bool:
@@ -136,8 +120,8 @@ class KafkaMembership(KafkaMember):
             with contextlib.suppress(AllocatorError):
                 await self._client.refresh()
         self._wanted = self._resolved()
-        self._counts, self._clipped = None, {}
-        self._cancel_again()
+        self._counts = None
+        self._received.forget()
         self._follow()
         keep = frozenset(p for p in self.held if p.topic in self._wanted) if self._cooperative else NO_PARTITIONS
         await self._give_up(self.tenures.drain(self.held - keep))
@@ -175,7 +159,9 @@ class KafkaMembership(KafkaMember):
         self.generation, self.member_id = generation, identity.member_id if identity is not None else ""
         if not self.leading:
             self._led = frozenset()
-        mine = await self._existing(self._read(assignment))
+        mine = await self._received.existing(self._read(assignment))
+        if self._received.is_clipped:
+            self._doubt.set()
         self._before = StickyUserData(mine, generation)
         revoked, gained = self.held - mine, mine - self.held
         log.info(
@@ -195,8 +181,8 @@ class KafkaMembership(KafkaMember):
             await self._listener.assigned(gained)
 
     async def lost(self, why: str) -> None:
-        self._counts, self._clipped = None, {}
-        self._cancel_again()
+        self._counts = None
+        self._received.forget()
         self._before = StickyUserData(NO_PARTITIONS)  # the new owners should keep the lost partitions
         await super().lost(why)
 
@@ -210,60 +196,13 @@ class KafkaMembership(KafkaMember):
     # -------------------------------------------------------------------------------------------------------------
 
     def _read(self, assignment: bytes) -> Partitions:
-        try:
-            assigned = MemberAssignment.decode(assignment).partitions
-        except Malformed as error:
-            pause_s = self._unreadable.next()
-            if self._unreadable.pauses == 1:
-                log.error(
-                    "%s: no partitions for this member, because its assignment by the leader, %s, cannot be read: %s. "
-                    "It joins again until it gets another one",
-                    self._group_name,
-                    plain(self.group.leader),
-                    error,
-                )
-            join = self.group.request_rejoin
-            self._again = asyncio.get_running_loop().call_later(pause_s, join, "the assignment could not be read")
-            return NO_PARTITIONS
-        self._unreadable.reset()
+        assigned = self._received.decode(assignment)
         foreign = sorted({p.topic for p in assigned} - self._wanted)
         if foreign:
             log.error(
                 "%s: the leader assigned topics that this member did not subscribe to: %s", self._group_name, foreign
             )
         return frozenset(p for p in assigned if p.topic in self._wanted)
-
-    async def _existing(self, assigned: Partitions) -> Partitions:
-        """Returns the assigned partitions that exist. The leader may have newer metadata than this member, so this
-        reads it again before it refuses any. If a refused partition appears later, this member joins again."""
-        topics = {p.topic for p in assigned}
-        known = {topic: frozenset(self._sizes(topic)) for topic in topics}
-        if any(p.partition not in known[p.topic] for p in assigned):
-            try:
-                await within(self._client.refresh(topics), REFRESH_S)
-            except (AllocatorError, asyncio.TimeoutError) as error:
-                log.info("%s: assigned partitions are checked by old metadata: %s", self._group_name, shown(error))
-            known = {topic: frozenset(self._sizes(topic)) for topic in topics}
-        found = frozenset(p for p in assigned if p.partition in (known[p.topic] or range(MOST_UNSEEN)))
-        if len(found) < len(assigned):
-            self._clipped = {p.topic: len(known[p.topic]) for p in assigned - found}
-            self._doubt.set()
-            self._beyond.warn(
-                "%s: the leader, %s, assigned %d partitions that do not exist, of topics %s; this member does not take "
-                "them",
-                self._group_name,
-                plain(self.group.leader),
-                len(assigned) - len(found),
-                shown(sorted(self._clipped)),
-            )
-        else:
-            self._beyond.over()
-        return found
-
-    def _cancel_again(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
 
     def _resolved(self) -> frozenset[str]:
         if self._selection.pattern is None:
@@ -282,7 +221,7 @@ class KafkaMembership(KafkaMember):
             self.group.request_rejoin("other topics match the pattern")
         elif self._counts is not None and sizes != self._counts:
             self.group.request_rejoin("topics or partitions were added or removed")
-        elif any(len(self._sizes(topic)) > count for topic, count in self._clipped.items()):
+        elif self._received.has_grown():
             self.group.request_rejoin("topics that the leader assigned have more partitions now")
         if self._sizes.doubtful:
             self._doubt.set()
@@ -292,7 +231,7 @@ class KafkaMembership(KafkaMember):
             if await wait_for_event(self._doubt, self._settings.topic_poll_s):
                 await asyncio.sleep(DOUBT_S)
                 self._doubt.clear()
-            if self.leading or self._clipped or self._selection.pattern is not None:
+            if self.leading or self._received.is_clipped or self._selection.pattern is not None:
                 try:
                     await self._client.refresh()
                 except AllocatorError as error:

@@ -416,7 +416,12 @@ class HandlerFailed(AllocatorError):
         where = f"handler {handler!r} failed {tried} at {topic}:{partition} offset {offset}: "
         self.what = Quote(where + raised, where + raised.hidden)
         """The text of the error without the remedy. It may quote the record."""
-        remedy = "correct it, or set a dead-letter topic for such records"
+        # a ConfigError, such as a result that cannot be written, comes with every record, so it needs no letter
+        remedy = (
+            "correct it"
+            if isinstance(error, ConfigError)
+            else "correct it, or set a dead-letter topic for such records"
+        )
         super().__init__(f"{self.what}; {remedy if refused is None else f'its dead letter is refused: {refused}'}")
         self.topic = topic
         self.partition = partition

@@ -18,7 +18,7 @@ from typing import Any, Final, get_type_hints
 
 from allocator.core.client import mechanism_faults
 from allocator.core.consumer import MembershipConfig, MembershipOptions, membership_from
-from allocator.core.settings import MASK, Flag, Text, Texts, Whole, setting, shared
+from allocator.core.settings import Flag, Text, Texts, Whole, setting, shared
 from allocator.daemon.settings_reader import SettingsReader
 from allocator.errors import ConfigError, MissingExtra
 from allocator.handlers import HANDLING, Handling, contradictions
@@ -320,11 +320,12 @@ class Config:
     records: RecordsSection
 
     def shown(self) -> dict[str, dict[str, Any]]:
-        """Returns every setting that is set, by section, for display. Secrets are masked."""
+        """Returns every setting that is set, by section, for display. Secrets are masked, also those in URLs."""
         return {
             name: {
-                field.name: MASK if field.metadata["setting"].secret else value
+                field.name: setting.quoted(value, str) if isinstance(value, str) or setting.secret else value
                 for field in dataclasses.fields(section)
+                for setting in (field.metadata["setting"],)
                 if (value := getattr(getattr(self, name), field.name)) is not None
             }
             for name, section in SECTIONS.items()

@@ -7,11 +7,10 @@ import datetime
 import json
 import logging
 import re
-import traceback
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from allocator.core.text import CONTROL, plain, shown, text_of
+from allocator.core.text import places_of, plain, shown, text_of
 from allocator.handlers import error_chain
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -66,7 +65,7 @@ class _LineFormatter(logging.Formatter):
             with contextlib.suppress(Exception):  # whatever the user's class raises
                 return super().formatException(ei)
         return "\n\n".join(
-            "".join(["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__), _kind(error)])
+            "".join(["Traceback (most recent call last):\n", places_of(error), _kind(error)])
             for error in reversed(list(error_chain(ei[1])))
         )
 
@@ -112,7 +111,7 @@ class JsonFormatter(_LineFormatter):
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(line, default=str, ensure_ascii=False))
+        return plain(json.dumps(line, default=str, ensure_ascii=False), json=True)
 
 
 class TextFormatter(_LineFormatter):

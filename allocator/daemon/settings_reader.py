@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from allocator.core.settings import MASK, Faults, Setting, Texts
+from allocator.core.settings import Faults, Setting, Texts
 
 
 class SettingsReader:
@@ -124,5 +123,4 @@ def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         value = list(value)
     text = json.dumps(value, ensure_ascii=False, default=str)
-    text = re.sub(r"(://[^/\s@]*:)[^/\s@]*@", rf"\1{MASK}@", text)  # the password of a URL
     return text if len(text) <= 120 else text[:117] + "..."

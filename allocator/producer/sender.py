@@ -37,7 +37,7 @@ REMEMBERS: Final = 5  # the Produce version of Kafka 1.0
 REQUEST_BYTES: Final = 4 << 20
 # seconds between two calls of `may_send` while it returns False
 ASK_AGAIN_S: Final = 0.1
-# Shortest limit of a request with a batch that expires soon. Higher: it fails later; lower: a healthy broker may be late
+# Shortest limit of a request whose batch expires soon. Higher: it fails later; lower: a healthy broker may be late
 LEAST_S: Final = 0.5
 
 SEQUENCE_LOST: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID))

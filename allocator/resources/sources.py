@@ -7,6 +7,7 @@ resource has two owners.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Union
@@ -17,6 +18,8 @@ from allocator.core.text import shown
 from allocator.errors import AllocatorError, ConfigError
 from allocator.protocols.zookeeper import NoZnode, Watched, ZooKeeperClient
 from allocator.types import TopicPartition
+
+log = logging.getLogger(__name__)
 
 LONGEST_NAME = 1_000  # characters
 MOST_NAMES = 1_000_000
@@ -48,13 +51,14 @@ class NameSource:
             raise ConfigError(f"resources {shown(names)}: give a list of names, a function, or ChildrenOf(path)")
         self._read: Callable[[], Any]
         self._callbacks: list[Callable[[], None]] = []
+        self._warned = False
         if isinstance(names, ChildrenOf):
             path = names.path
 
             async def children(watch: Callable[[], None]) -> list[str]:
                 while True:
                     try:
-                        return await zk.get_children(path, watch)
+                        return self._usable(path, await zk.get_children(path, watch))
                     except NoZnode:
                         if await zk.exists(path, watch) is None:
                             return []
@@ -66,6 +70,15 @@ class NameSource:
         else:
             self._read = names
         self._names: frozenset[str] | None = None
+
+    def _usable(self, path: str, names: list[str]) -> list[str]:
+        """Returns the names that a resource can have. Logs once that the znode has others, which any client may have
+        created: they must not keep the group from the new names."""
+        usable = [name for name in names if len(name) <= LONGEST_NAME]
+        if len(usable) < len(names) and not self._warned:
+            self._warned = True
+            log.error("%s: children with a name of more than %d characters are no resources", path, LONGEST_NAME)
+        return usable
 
     def _changed(self) -> None:
         for callback in tuple(self._callbacks):

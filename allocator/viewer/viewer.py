@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
-from allocator.core.text import table, utf8
+from allocator.core.text import plain, table
 from allocator.handlers.schemas import Decoded, Decoder, Formats, Masks, Registry, Schema
 from allocator.types import Record
 from allocator.viewer.read import Query, Reader, ReadResult
@@ -79,7 +79,7 @@ class View:
         """Yields one line of JSON for each record."""
         for each in self.records:
             line = json.dumps({"topic": self.found.topic, **each.to_json()}, ensure_ascii=False)
-            yield utf8(line).decode() + "\n"
+            yield plain(line, json=True) + "\n"
 
 
 @dataclass(frozen=True)

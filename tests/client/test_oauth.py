@@ -249,6 +249,20 @@ async def test_an_endpoint_that_fails_is_named_and_the_secret_is_not(
         assert bool(endpoint.requests) is bool(status)
 
 
+async def test_a_key_in_the_query_of_the_endpoint_is_sent_and_never_shown(
+    caplog: pytest.LogCaptureFixture, unused_port: int
+) -> None:
+    caplog.set_level(1)
+    async with oauth_broker([]) as broker:
+        with TokenEndpoint() as endpoint:
+            url = f"http://127.0.0.1:{unused_port}/t?key=k3y-of-query"
+            security = {**OAUTH, **endpoint.settings(), "sasl_oauth_token_endpoint": url}
+        with pytest.raises(BrokersUnavailable) as caught:
+            await KafkaClient(broker.address, security=security).connect(5)
+    assert f"from token endpoint http://127.0.0.1:{unused_port}/t?***: " in str(caught.value)
+    assert "k3y-of-query" not in str(caught.value) + caplog.text
+
+
 HEADER = base64.b64encode(f"{quote_plus(CLIENT_ID)}:{quote_plus(CLIENT_SECRET)}".encode()).decode()
 
 

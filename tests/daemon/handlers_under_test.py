@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import json
+import linecache
 import os
 import subprocess
 import sys
@@ -137,6 +138,15 @@ def quoting(record: Any) -> None:
     if way == 5:
         json.loads(text)
     raise ValueError(text)
+
+
+def quoting_generated(record: Any) -> None:
+    """Fails in generated code that has the record in its lines and names, as template engines make."""
+    text = record.value.decode()
+    lines = [f"def made_{record.offset}():", f"    raise ValueError(1)  # {text}", f"made_{record.offset}()"]
+    name = f"<made from {text}>"
+    linecache.cache[name] = (1, None, [f"{line}\n" for line in lines], name)
+    exec(compile("\n".join(lines), name, "exec"), {})
 
 
 async def quoting_background(record: Any) -> None:

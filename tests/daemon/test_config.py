@@ -273,6 +273,20 @@ def test_secrets_are_never_shown(files: Files) -> None:
     assert "hunter2" not in "".join(lines)
 
 
+def test_the_query_of_a_token_endpoint_is_never_shown(files: Files) -> None:
+    text = edited(
+        "[kafka]",
+        '[kafka]\nsecurity_protocol = "SASL_SSL"\nsasl_mechanism = "OAUTHBEARER"\nsasl_oauth_client_id = "a"\n'
+        'sasl_oauth_client_secret = "b"\nsasl_oauth_token_endpoint = "https://h/t?key=hunter2"',
+    )
+    config = files.load(text)
+    assert config.kafka.security()["sasl_oauth_token_endpoint"] == "https://h/t?key=hunter2"
+    assert config.shown()["kafka"]["sasl_oauth_token_endpoint"] == "https://h/t?***"
+    lines = files.faults(text.replace("https:", "http:"))
+    assert any("http is for localhost only" in line for line in lines)
+    assert "hunter2" not in "".join(lines)
+
+
 def test_security_settings_reach_kafka_and_kazoo_under_their_names(files: Files, tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text("-")

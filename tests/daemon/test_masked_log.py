@@ -79,6 +79,16 @@ async def test_the_log_has_no_text_of_a_record_that_work_in_the_background_quote
     assert "handlers_under_test.py" in log
 
 
+async def test_the_log_has_no_line_and_no_name_of_generated_code(make: Callable[..., Setup]) -> None:
+    ends, settings = RUNS["as text"]
+    handler = {"function": "quoting_generated", **LETTERS}
+    log = await asyncio.to_thread(lambda: log_of_run(make, ends, **{**settings, "handler": handler}))
+    assert not lines_with_the_secret(log)
+    assert "made_" not in log
+    assert "handlers_under_test.py" in log
+    assert "<generated code>" in log
+
+
 async def test_without_masks_the_log_has_the_texts(make: Callable[..., Setup]) -> None:
     ends, settings = RUNS["dead letters"]
     log = await asyncio.to_thread(lambda: log_of_run(make, ends, masks=False, **settings))

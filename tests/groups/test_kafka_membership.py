@@ -372,14 +372,64 @@ async def test_a_topic_counts_as_missing_only_if_brokers_report_that_for_a_while
         assert events(one) == ["begin", "end", "begin"]
 
 
-async def test_an_assignment_that_cannot_be_decoded_is_reported_and_assigns_nothing() -> None:
+async def test_a_member_whose_assignment_cannot_be_read_owns_nothing_until_it_gets_a_good_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with broker_with_topic() as broker:
         broker.leads = False
         assign(broker, b"\x00\x00\x7f\xff\xff\xff")
         async with member(broker) as one:
-            await wait_until_async(lambda: one.owner.errors, 30, "the error")
-            assert "cannot be read" in str(one.owner.errors[0])
+            await more(broker, JOIN, 3)
             assert one.held == frozenset()
+            assign(broker, MemberAssignment(ALL).encode())
+            await holds(one, ALL)
+            assert one.owner.errors == []
+            joins = broker.count(JOIN)
+            await more(broker, HEARTBEAT, 5)
+            assert broker.count(JOIN) == joins
+    lines = [record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()]
+    assert len(lines) == 1
+    assert "another" in lines[0]  # the member id of the leader
+
+
+async def test_partitions_that_do_not_exist_are_not_taken_until_they_do(caplog: pytest.LogCaptureFixture) -> None:
+    beyond = {TopicPartition("t", n) for n in (-1, 3, 4, 99_999_999)}
+    async with broker_with_topic() as broker:
+        broker.leads = False
+        assign(broker, MemberAssignment(ALL | beyond).encode())
+        async with member(broker) as one:
+            await holds(one, ALL)
+            assert "another, assigned 4 partitions that do not exist" in caplog.text
+            broker.topics = {"t": [1, 1, 1, 1]}
+            await holds(one, ALL | {TopicPartition("t", 3)})
+            assert one.owner.errors == []
+
+
+async def test_a_partition_that_is_newer_than_the_metadata_of_the_member_is_taken_at_once() -> None:
+    async with broker_with_topic() as broker:
+        broker.leads = False
+        assign(broker, MemberAssignment(ALL).encode())
+        async with member(broker, topic_poll_s=600.0) as one:
+            await holds(one, ALL)
+            broker.topics = {"t": [1, 1, 1, 1]}
+            assign(broker, MemberAssignment(ALL | {TopicPartition("t", 3)}).encode())
+            broker.codes[HEARTBEAT].append(27)
+            await holds(one, ALL | {TopicPartition("t", 3)})
+            assert broker.count(JOIN) == 3  # the first one got a member id
+
+
+async def test_no_tenure_begins_for_the_many_partitions_that_do_not_exist() -> None:
+    many = MemberAssignment(frozenset(TopicPartition("t", n) for n in range(200_000))).encode()
+    too_many = b"\0\0\0\0\0\x01\0\x01t" + (2_000_000).to_bytes(4, "big") + 8_000_000 * b"\0"
+    async with broker_with_topic() as broker:
+        broker.leads = False
+        assign(broker, many)
+        async with member(broker) as one:
+            await holds(one, ALL)
+            assign(broker, too_many)
+            broker.codes[HEARTBEAT].append(27)
+            await holds(one, frozenset())
+            assert one.owner.errors == []
 
 
 async def test_a_follower_gets_only_partitions_of_subscribed_topics() -> None:

@@ -239,6 +239,19 @@ async def test_a_member_waits_for_kiels_lock_and_may_leave_meanwhile(bench: Benc
         await asyncio.wait_for(a.membership.leave(), 30)
 
 
+async def test_a_member_that_joins_again_waits_for_a_list_that_can_be_read(bench: Bench) -> None:
+    async with bench.zookeeper() as zk, bench.members("a") as (a,):
+        await bench.settled(a)
+        good, _ = await zk.get(bench.kiel.partitions)
+        await zk.set(bench.kiel.partitions, b"{")
+        first = a.membership.member_id
+        await zk.delete(bench.kiel.member(first))
+        await wait_until_async(lambda: a.membership.member_id != first, 30, "the member to join again")
+        await zk.set(bench.kiel.partitions, good)
+        await bench.settled(a)
+        assert a.membership.ended is None
+
+
 @pytest.mark.parametrize(
     "data", [b"{}", b"[1]", b'["t"]', b'["t:x"]', b"\xff", Seal(HandoverPhase.OPEN, "/a", frozenset()).encode()[:-1]]
 )

@@ -113,3 +113,21 @@ async def test_java_members_rebalance_again_after_a_long_drain(zk_chroot: str, g
         assert not a.owner.lost_partitions
         assert a.owner.owned == {TopicPartition("t", n) for n in range(5)} | {TopicPartition("u", n) for n in range(3)}
         assert set(await zk.get_children(f"/consumers/{group}/ids")) == {a.membership.member_id, "zz-java"}
+
+
+async def test_a_znode_with_the_name_of_the_nudge_ends_no_membership(
+    zk_chroot: str, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench("consumers", zk_chroot, group, t=10, u=3)
+    async with bench.zookeeper() as zk, bench.members("a") as (a,):
+        await bench.settled(a)
+        a.owner.may_drain.clear()
+        await zk.create(f"/consumers/{group}/ids/zz-java", JAVA.replace(b"orders", b"t"), ephemeral=True)
+        await asyncio.wait_for(a.owner.draining.wait(), 30)
+        await zk.create(f"/consumers/{group}/ids/{a.membership.member_id}-released", JAVA.replace(b"orders", b"z"))
+        await asyncio.sleep(NUDGE_S)  # a shorter drain nudges nobody
+        a.owner.may_drain.set()
+        await wait_until_async(lambda: "may not notice" in caplog.text, 30, "the nudge to be refused")
+        assert await a.membership.confirm()
+        assert not a.owner.lost_partitions
+        assert not a.owner.errors

@@ -203,6 +203,16 @@ async def test_a_record_that_fails_for_good_stops_the_processor_and_is_not_skipp
     assert it.source.events[-1] == "close"
 
 
+async def test_a_result_that_cannot_be_written_needs_no_dead_letter_topic() -> None:
+    """It stops the processor although there is one."""
+    cluster, letters = Cluster(records=10), Letters()
+    async with running(cluster, lambda record: [Produce("results", b"x"), "text"], letters) as it:
+        error = await it.failed()
+    assert isinstance(error, HandlerFailed)
+    assert str(error).endswith("; correct it")
+    assert letters.offsets == []
+
+
 @pytest.mark.parametrize("refusals", [2, 9])
 async def test_a_record_is_done_only_when_its_dead_letter_is_acknowledged(refusals: int) -> None:
     """After three attempts the processor stops instead of skipping the record."""

@@ -146,6 +146,22 @@ async def test_names_come_and_go_and_each_has_one_owner(zk_chroot: str, group: s
     await zk.close()
 
 
+async def test_a_child_whose_name_is_too_long_is_no_resource_and_keeps_no_other_name_away(
+    zk_chroot: str, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    zk = ZooKeeperClient(zk_chroot)
+    await zk.connect()
+    await zk.ensure_path("/queues")
+    await zk.create("/queues/one")
+    async with Allocation(ChildrenOf("/queues"), group=group, zookeeper=zk_chroot) as allocation:
+        await wait_until_async(lambda: allocation.held == {"one"}, 30, "the first name")
+        await zk.create("/queues/" + 3_000 * "x")
+        await zk.create("/queues/two")
+        await wait_until_async(lambda: allocation.held == {"one", "two"}, 30, "the new name")
+    assert caplog.text.count("are no resources") == 1
+    await zk.close()
+
+
 async def _held(allocation: Allocation, name: str) -> str:
     async with allocation.hold(name) as hold:
         return hold.name

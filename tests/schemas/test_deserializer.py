@@ -121,6 +121,30 @@ async def test_a_record_that_cannot_be_decoded_is_a_value_error(monkeypatch: pyt
         assert requests.count("/schemas/ids/9") == 2
 
 
+async def test_each_of_many_unknown_ids_is_requested_once_and_says_why(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example binary numbers, which begin with a zero like the format of the registry."""
+    data = [framed(number, b"") for number in range(1_200)]
+    async with registry({}, requests := []) as url:
+        deserializer = await loaded(RegistryDeserializer(url, timeout_s=30), *data)
+        for number, each in enumerate(data):
+            with pytest.raises(ValueError, match=rf"schema {number}: .* does not have it"):
+                deserializer(each)
+        assert deserializer.missing(data) == set()
+        assert len(requests) == 1_200
+        warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert len(warnings) == 10
+        assert "logged at DEBUG" in warnings[-1].getMessage()
+        # more ids than are kept: the oldest are forgotten, and their reason is not that nobody called `load`
+        monkeypatch.setattr(deserializer_module, "MAX_REFUSED", 1_200)
+        await deserializer.load({1_200})
+        with pytest.raises(ValueError, match="refused more than 1200 ids"):
+            deserializer(data[0])
+        with pytest.raises(ValueError, match=r"schema 1199: .* does not have it"):
+            deserializer(data[1_199])
+
+
 async def test_loading_waits_for_an_unreachable_registry(caplog: pytest.LogCaptureFixture) -> None:
     sockets = netutil.bind_sockets(0, "127.0.0.1")
     port = sockets[0].getsockname()[1]

@@ -19,7 +19,7 @@ import pytest
 from kazoo.exceptions import KazooException
 
 import allocator
-from allocator import Consumer
+from allocator import Allocation, Consumer
 from allocator.core.text.quoting import SHOWN, SHOWN_ERROR, plain, shown
 from allocator.daemon import logs
 from allocator.documents.checked import InvalidZnode
@@ -34,10 +34,12 @@ from allocator.protocols.zookeeper.znodes.documents import (
     sequence,
 )
 from allocator.protocols.zookeeper.znodes.store import Store
+from allocator.resources.allocation import ROOT
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.types import TopicPartition
 from tests.background import background
+from tests.groups.layout_bench import Bench
 
 Topics = Callable[..., str]
 MEMBER = "m-0123456789abcdef-0000000042"
@@ -336,3 +338,40 @@ async def test_a_group_among_hostile_znodes_neither_ends_nor_spins(
                     got.add(record.value)
 
         await asyncio.gather(read(one), read(two))
+
+
+async def test_a_shard_that_cannot_be_deleted_stops_no_new_leader(
+    zk_chroot: str, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The leader deletes what no assignment names any more, but a client has created a child there."""
+    names = [f"r{number}" for number in range(4)]
+    async with Allocation(names, group=group, zookeeper=zk_chroot) as first:
+        await wait_until_async(lambda: len(first.held) == 4, 30, "the first one to own all")
+        with zookeeper_client(zk_chroot) as zk:
+            zk.create(f"{ROOT}/{group}/shards/junk/child", makepath=True)
+    async with (
+        Allocation(names, group=group, zookeeper=zk_chroot) as one,
+        Allocation(names, group=group, zookeeper=zk_chroot) as two,
+    ):
+        await wait_until_async(lambda: len(one.held) == len(two.held) == 2, 30, "two each, under a new leader")
+        with zookeeper_client(zk_chroot) as zk:
+            zk.delete(f"{ROOT}/{group}/shards/junk/child")
+        async with Allocation(names, group=group, zookeeper=zk_chroot) as three:
+            await wait_until_async(lambda: len(three.held) == 1, 30, "another assignment")
+    assert caplog.text.count("shards/junk stays, and counts for nothing") == 1
+    assert "the znode has children" in caplog.text
+
+
+async def test_a_mark_of_a_member_that_cannot_be_deleted_stops_no_leader(
+    zk_chroot: str, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The leader reads the marks of members that left for good, and deletes them, if members have instance ids."""
+    bench = Bench("zookeeper", zk_chroot, group, t=6)
+    async with bench.zookeeper() as zk:
+        await zk.ensure_path(f"{bench.base}/left/{MEMBER}/child")
+        async with bench.members("a", instance_id="a", restart_grace_s=600.0) as (a,):
+            await bench.settled(a)
+            async with bench.members("b", instance_id="b", restart_grace_s=600.0) as (b,):
+                await bench.settled(a, b)
+            assert not a.owner.errors
+    assert caplog.text.count(f"{MEMBER} stays, and counts for nothing") == 1

@@ -164,3 +164,8 @@ def test_the_command_prints_records_and_the_offsets_that_it_read(
     assert [record["value"] for record in found["records"]] == [f'{{"id": {n}, "card": "4111"}}' for n in (2, 3, 4)]
     assert "the bytes would show them" in run(topic, "--mask", "value.id", "--value-format", "hex", code=2)
     assert "is not TOPIC or TOPIC:PARTITION" in run("orders:x", code=2)
+    odd = "CSI \x9b31m, override \u202e, isolate \u2066, NEL \x85, tag \u2028"
+    produce(kafka_cluster.bootstrap, topic, [(b"odd", json.dumps({"text": odd}, ensure_ascii=False).encode(), 1)])
+    line = run(f"{topic}:1", "--lines", "--limit", "1").rstrip("\n")
+    assert line.isprintable(), "no character of a record controls the terminal"
+    assert json.loads(line)["value"]["text"] == odd

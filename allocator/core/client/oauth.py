@@ -23,7 +23,7 @@ from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.lo
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from allocator.core.errors import ConfigError, MissingExtra
-from allocator.core.settings.table import MASK
+from allocator.core.settings.names import MASK, without_url_secrets
 from allocator.core.settings.targets import find
 from allocator.core.text import base64_contents, parse_json, plain, shown
 
@@ -96,7 +96,7 @@ def _named(target: str) -> TokenProvider:
 @functools.cache
 def _of_endpoint(endpoint: str, client_id: str, client_secret: str, scope: str | None) -> TokenProvider:
     provider = ClientCredentials(endpoint, client_id, client_secret, scope)
-    return TokenProvider(provider, f"token endpoint {endpoint}")
+    return TokenProvider(provider, f"token endpoint {provider.shown}")
 
 
 class TokenError(Exception):
@@ -148,6 +148,9 @@ class ClientCredentials:
 
     def __init__(self, endpoint: str, client_id: str, client_secret: str, scope: str | None) -> None:
         self._endpoint = endpoint
+        self._query = endpoint.partition("?")[2]
+        self.shown = without_url_secrets(endpoint)
+        """The endpoint for errors and logs: its query may have a key."""
         self._client = (client_id, client_secret)
         self._form = {"grant_type": "client_credentials", **({"scope": scope} if scope else {})}
         self._token: str | None = None
@@ -163,9 +166,7 @@ class ClientCredentials:
             left_s = self._expires_at - time.time()
             if self._token is None or left_s <= 0:
                 raise
-            log.warning(
-                "token endpoint %s: %s; the last token is valid for another %.0f s", self._endpoint, error, left_s
-            )
+            log.warning("token endpoint %s: %s; the last token is valid for another %.0f s", self.shown, error, left_s)
             return self._token
 
     def forget(self) -> None:
@@ -228,6 +229,8 @@ class ClientCredentials:
         encoded = (secret, quoted, f"{name}:", f"{quote_plus(name)}:")
         if any(each in content for content in base64_contents(text) for each in encoded):
             return MASK
+        if self._query:
+            text = text.replace(self._query, MASK)
         # masked before it is cut: a cut text may end with a part of the secret
         for form in (secret, quoted, quote(secret), json.dumps(secret)[1:-1], repr(secret)[1:-1], html.escape(secret)):
             text = re.sub(re.escape(form), MASK, text, flags=re.IGNORECASE)

@@ -118,3 +118,9 @@ def default_client_id(program: str = "allocator", instance_id: str | None = None
     if instance_id is not None:
         return f"{program}-{instance_id}"
     return f"{program}-{socket.gethostname()}-{os.getpid()}-{os.urandom(2).hex()}"
+
+
+def without_url_secrets(text: str) -> str:
+    """Returns the text with a mask for the passwords and the queries of the URLs in it."""
+    text = re.sub(r"(://[^/\s@]*:)[^/\s@]*@", rf"\1{MASK}@", text)
+    return re.sub(r"(\bhttps?://[^\s\"?]*\?)[^\s\"]+", rf"\1{MASK}", text)

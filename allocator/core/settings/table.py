@@ -23,6 +23,7 @@ from allocator.core.settings.names import (
     check_topic,
     parse_address,
     parse_ensemble,
+    without_url_secrets,
 )
 from allocator.core.text.bounded_json import whole_number
 from allocator.core.text.quoting import shown
@@ -247,8 +248,9 @@ class Setting:
         return self._checked(text, lambda: self.kind.read(self.kind.parse(text)))
 
     def quoted(self, value: Any, write: Callable[[Any], str] = shown) -> str:
-        """Returns the value as an error may quote it. `write` writes a value that is no secret."""
-        return MASK if self._hides(value) else write(value)
+        """Returns the value as an error may quote it. `write` writes a value that is no secret. The
+        secrets of URLs are masked."""
+        return MASK if self._hides(value) else without_url_secrets(write(value))
 
     def _hides(self, value: Any) -> bool:
         return self.secret or (self.addresses and "@" in str(value))

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
 from typing import Any, Optional
 
-from allocator.core.text.quoting import text_of
+from allocator.core.text.quoting import places_of, text_of
 
 OPERATIONS = {"fetch": "receive", "commit": "settle"}  # kind of span -> `messaging.operation.type`
 # kinds of span without a parent; the span of a commit is a child of its caller's span
@@ -105,8 +104,8 @@ def _span(
                     span.record_exception(error)
                 status += f": {text_of(error)}"
             else:
-                place = "".join(traceback.format_tb(error.__traceback__))
-                span.add_event("exception", {"exception.type": status, "exception.stacktrace": place})
+                place = {"exception.type": status, "exception.stacktrace": places_of(error)}
+                span.add_event("exception", place)
             span.set_status(trace.Status(trace.StatusCode.ERROR, status))
             raise
 

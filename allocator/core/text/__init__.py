@@ -6,4 +6,4 @@ from allocator.core.text.base64_text import base64_contents
 from allocator.core.text.bounded_json import parse_json, whole_number
 from allocator.core.text.html import table
 from allocator.core.text.limits import limit_reached
-from allocator.core.text.quoting import CONTROL, os_cause, partition_names, plain, shown, some_of, text_of, utf8
+from allocator.core.text.quoting import os_cause, partition_names, places_of, plain, shown, some_of, text_of, utf8

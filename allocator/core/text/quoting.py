@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import reprlib
+import traceback
 from collections.abc import Collection, Sequence
 from heapq import nsmallest
 from typing import overload
@@ -37,10 +38,13 @@ class Quote(str):
         return quote
 
 
-def plain(text: str, *, lines: bool = False) -> str:
-    """Returns the text with control characters as escapes. `lines`: keeps line feeds."""
+def plain(text: str, *, lines: bool = False, json: bool = False) -> str:
+    """Returns the text with control characters as escapes. `lines`: keeps line feeds. `json`: the text is encoded JSON,
+    and is read as the same value."""
 
     def spelt(found: re.Match[str]) -> str:
+        if json:
+            return f"\\u{ord(found[0]):04x}"
         return found[0] if lines and found[0] == "\n" else found[0].encode("unicode_escape").decode()
 
     return CONTROL.sub(spelt, text)
@@ -57,6 +61,19 @@ def text_of(error: object) -> str:
         return str(error)
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever the user's class raises
         return f"<its __str__ raised {type(raised).__name__}>"
+
+
+def places_of(error: BaseException) -> str:
+    """Returns the traceback of an error without its text. A frame whose code is in no file, such as that of `exec`, has
+    only its number: generated code may quote a record, also in names."""
+    generated = "<generated code>"
+    frames = [
+        each
+        if os.path.isfile(each.filename)
+        else traceback.FrameSummary(generated, each.lineno or 0, generated, lookup_line=False, line="")
+        for each in traceback.extract_tb(error.__traceback__)
+    ]
+    return "".join(traceback.StackSummary.from_list(frames).format())
 
 
 def _repr_of(value: object) -> str:

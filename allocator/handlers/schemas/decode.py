@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Optional, Union, get_args
 
 from allocator.core.settings import MASK
-from allocator.core.text import CONTROL
+from allocator.core.text import plain
 from allocator.errors import ConfigError
 from allocator.handlers.schemas.masks import Masks
 from allocator.handlers.schemas.schema import HEADER, Schema, file_schema, read_json, schema_id
@@ -172,7 +172,8 @@ def _first(data: bytes, readers: Mapping[str, _Reader], note: str) -> Optional[D
 
 def _text(data: bytes) -> str:
     text = data.decode()
-    if CONTROL.search(text.replace("\n", "").replace("\r", "").replace("\t", "")):
+    shown = text.replace("\n", "").replace("\r", "").replace("\t", "")
+    if plain(shown) != shown:
         raise ValueError("control characters")
     return text
 

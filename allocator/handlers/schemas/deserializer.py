@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 15.0
 REFUSED_S = 30.0  # seconds until a schema that the registry does not have is requested again
-MAX_REFUSED = 1000  # number of ids. Higher: more memory; lower: more requests for bytes that resemble the format
+# number of ids, of 300 bytes each. Higher: more memory; lower: more requests for bytes that resemble the format
+MAX_REFUSED = 20_000
+MAX_WARNED = 10  # warnings about ids that the registry does not have, within `REFUSED_S`
 
 
 class RegistryDeserializer:
@@ -51,7 +53,9 @@ class RegistryDeserializer:
         self._reader = as_reader_schema(reader_schema)
         self._decoders: dict[int, Callable[[bytes], Any]] = {}
         # id -> (time of the next request, why there is no schema)
-        self._refused: dict[int, tuple[float, str]] = {}
+        self._refused: dict[int, tuple[float, str]] = {}  # the oldest first
+        self._forgot = False  # whether `_refused` was full
+        self._warned, self._warn_again = 0, 0.0  # warnings in this period, and the time of its end
 
     def __call__(self, data: bytes) -> Any:
         """Decodes one key or value. Raises ValueError for invalid bytes, or if their schema is not loaded."""
@@ -67,6 +71,11 @@ class RegistryDeserializer:
         refused = self._refused.get(number)
         if refused is not None:
             raise ValueError(refused[1])
+        if self._forgot:
+            raise ValueError(
+                f"schema {number} is not loaded: the registry refused more than {MAX_REFUSED} ids. Are these bytes in "
+                "the format of the registry? Other binary values often begin with a zero, too"
+            )
         raise ValueError(f"schema {number} is not loaded; outside of Consumer, call await load([{number}]) first")
 
     def missing(self, data: Iterable[Union[bytes, None]]) -> set[int]:
@@ -93,10 +102,7 @@ class RegistryDeserializer:
                 pause_s = backoff.next()
                 log.warning("schema %d: %s; trying again in %g s", number, error, pause_s)
             except ValueError as error:  # includes ConfigError
-                log.warning("schema %d: %s; its records cannot be decoded", number, error)
-                if len(self._refused) >= MAX_REFUSED:
-                    self._refused.clear()
-                self._refused[number] = time.monotonic() + REFUSED_S, f"schema {number}: {error}"
+                self._refuse(number, error)
                 return
             else:
                 self._refused.pop(number, None)
@@ -104,6 +110,24 @@ class RegistryDeserializer:
                     log.info("schema %d: loaded after %.1f s", number, time.monotonic() - since)
                 return
             await asyncio.sleep(pause_s)
+
+    def _refuse(self, number: int, error: ValueError) -> None:
+        now = time.monotonic()
+        if now >= self._warn_again:
+            self._warned, self._warn_again = 0, now + REFUSED_S
+        self._warned += 1
+        log.log(
+            logging.WARNING if self._warned <= MAX_WARNED else logging.DEBUG,
+            "schema %d: %s; its records cannot be decoded%s",
+            number,
+            error,
+            f". For {REFUSED_S:g} s, other such ids are logged at DEBUG" if self._warned == MAX_WARNED else "",
+        )
+        self._refused.pop(number, None)
+        if len(self._refused) >= MAX_REFUSED:
+            self._forgot = True
+            del self._refused[next(iter(self._refused))]
+        self._refused[number] = now + REFUSED_S, f"schema {number}: {error}"
 
     def _decoder(self, schema: Schema) -> Callable[[bytes], Any]:
         """Returns the decoding function of a schema. Raises ValueError if the reader schema is of another kind."""

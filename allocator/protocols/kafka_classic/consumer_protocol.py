@@ -8,7 +8,8 @@ at most. Java 2.8 to 3.3 takes the generation of a cooperative member's owned pa
 
 Decoding follows the protocol's rules for other versions: it reads a newer version as the newest known version and
 ignores the rest. Fields that an older client omitted at the end have their defaults. All other deviations raise
-`Malformed`. A length field never makes the decoder allocate more memory than the message has bytes.
+`Malformed`, and so do more than `MOST_PARTITIONS` partitions. A length field never makes the decoder allocate more
+memory than the message has bytes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NoReturn
 
 from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.load`
@@ -26,6 +28,7 @@ from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 PROTOCOL_TYPE = "consumer"
 NEWEST = 3
+MOST_PARTITIONS = 500_000  # of one member. Building more than that would stop the event loop for seconds
 
 
 class Malformed(AllocatorError):
@@ -216,5 +219,7 @@ class _Reader:
         for _ in range(self.count(6)):
             topic = self.name()
             count = self.count(4)
-            found.update(TopicPartition(topic, n) for n in struct.unpack(f">{count}i", self.take(4 * count)))
+            if len(found) + count > MOST_PARTITIONS:
+                self.fail(f"more than {MOST_PARTITIONS} partitions")
+            found.update(map(TopicPartition, repeat(topic), struct.unpack(f">{count}i", self.take(4 * count))))
         return frozenset(found)

@@ -135,6 +135,8 @@ class ClassicMember(KafkaGroup):
         self._participant = participant
         self._clock = clock
         self.member_id = ""
+        self.leader = ""
+        """Member id of the leader of the last generation that this member joined. Clients put their client id first."""
         self._generation = -1
         self._rejoin: str | None = "first join"  # reason why the last preparation is outdated, or None
         self._why = ""  # reason of the current rebalance
@@ -282,7 +284,7 @@ class ClassicMember(KafkaGroup):
             return None
         if self._generation < 0:
             self._since = joined.generation_id
-        self.member_id, self._generation = joined.member_id, joined.generation_id
+        self.member_id, self._generation, self.leader = joined.member_id, joined.generation_id, joined.leader
         self._failure = None
         self.heartbeat.reset_session_timeout()
         self._participant.acknowledged(started, rebalancing=False)

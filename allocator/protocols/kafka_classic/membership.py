@@ -43,6 +43,7 @@ from allocator.protocols.kafka_classic.plan import (
     offers,
 )
 from allocator.protocols.kafka_classic.predecessor import Predecessor
+from allocator.protocols.kafka_classic.received import ReceivedAssignments
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kafka_member import KafkaMember
 from allocator.types import NO_PARTITIONS, Partitions
@@ -98,6 +99,7 @@ class KafkaMembership(KafkaMember):
         self._target: Mapping[str, Partitions] = {}
         self._left_out: Partitions = NO_PARTITIONS
         self.group = ClassicMember(client, group, self, settings, coordinator=coordinator, clock=self._lease.clock)
+        self._received = ReceivedAssignments(client, self.group, self._sizes, settings.failure_pause_s)
 
     @property
     def leading(self) -> bool:
@@ -138,6 +140,7 @@ class KafkaMembership(KafkaMember):
         self._former, self._assigned_before = None, None
         if not self.group.member_id:
             self._compare(self.group.predecessor)
+        self._received.forget()
         self._follow()
         keep = frozenset(p for p in self.held if p.topic in self._wanted) if self._cooperative else NO_PARTITIONS
         await self._give_up(self.tenures.drain(self.held - keep))
@@ -187,7 +190,9 @@ class KafkaMembership(KafkaMember):
         self.generation, self.member_id = generation, identity.member_id if identity is not None else ""
         if not self.leading:
             self._led = frozenset()
-        mine = self._read(assignment)
+        mine = await self._received.existing(self._read(assignment))
+        if self._received.is_clipped:
+            self._doubt.set()
         self._before = StickyUserData(mine, generation)
         revoked, gained = self.held - mine, mine - self.held
         log.info(
@@ -208,6 +213,7 @@ class KafkaMembership(KafkaMember):
 
     async def lost(self, why: str) -> None:
         self._counts = None
+        self._received.forget()
         self._before = StickyUserData(NO_PARTITIONS)  # the new owners should keep the lost partitions
         await super().lost(why)
 
@@ -221,11 +227,7 @@ class KafkaMembership(KafkaMember):
     # -------------------------------------------------------------------------------------------------------------
 
     def _read(self, assignment: bytes) -> Partitions:
-        try:
-            assigned = MemberAssignment.decode(assignment).partitions
-        except Malformed as error:
-            self._listener.failed(error)
-            return NO_PARTITIONS
+        assigned = self._received.decode(assignment)
         foreign = sorted({p.topic for p in assigned} - self._wanted)
         if foreign:
             log.error(
@@ -271,6 +273,8 @@ class KafkaMembership(KafkaMember):
             self.group.request_rejoin("other topics match the pattern")
         elif self._counts is not None and sizes != self._counts:
             self.group.request_rejoin("topics or partitions were added or removed")
+        elif self._received.has_grown():
+            self.group.request_rejoin("topics that the leader assigned have more partitions now")
         if self._sizes.doubtful:
             self._doubt.set()
 
@@ -279,7 +283,7 @@ class KafkaMembership(KafkaMember):
             if await wait_for_event(self._doubt, self._settings.topic_poll_s):
                 await asyncio.sleep(DOUBT_S)
                 self._doubt.clear()
-            if self.leading or self._selection.pattern is not None:
+            if self.leading or self._received.is_clipped or self._selection.pattern is not None:
                 try:
                     await self._client.refresh()
                 except AllocatorError as error:

@@ -274,7 +274,12 @@ class _KielMember(OwnersMembership):
     # -- the move to the new layout -------------------------------------------------------------------------------
 
     async def _session(self, joined: asyncio.Future[None]) -> None:
-        seal = await self._read_seal()
+        try:
+            seal = await self._read_seal()
+        except InvalidZnode:
+            if not joined.done():
+                raise
+            seal = None  # a member of the group takes part, and owns nothing until the list is valid
         if seal is None or seal[0].phase is HandoverPhase.SEALING:
             await super()._session(joined)
             return

@@ -35,7 +35,7 @@ from allocator.core.text import parse_json, shown, whole_number
 from allocator.documents import InvalidZnode
 from allocator.errors import AllocatorError
 from allocator.protocols.legacy.owners import RETRY_S, OwnersMembership
-from allocator.protocols.zookeeper import ConnectionLost, NoZnode, Op, Paths, Watched
+from allocator.protocols.zookeeper import ConnectionLost, NotAuthorized, NoZnode, Op, Paths, Watched, ZnodeExists
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -189,6 +189,11 @@ class _OldConsumer(OwnersMembership):
             return (await self._zk.get(f"{self._ids_path}/{name}"))[0]
         except NoZnode:
             return None  # the znode was deleted since; the watch triggers the next read
+        except NotAuthorized as error:
+            if name not in self._reported:
+                self._reported.add(name)
+                log.error("%s: %s. The member counts as absent", self._group, error)
+            return None
 
     def _report_invalid(self, name: str, error: AllocatorError) -> None:
         """Reports an invalid member once. The member counts as absent."""
@@ -254,6 +259,9 @@ class ConsumersMembership(_OldConsumer):
                 return
             except ConnectionLost:
                 await asyncio.sleep(RETRY_S)
+            except ZnodeExists:
+                log.warning("%s: members may not notice that a partition is free, because %s exists", self._group, path)
+                return
 
 
 class PykafkaMembership(_OldConsumer):

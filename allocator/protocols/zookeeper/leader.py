@@ -182,8 +182,7 @@ class Leader:
             group.commands.log_changes(self._group, document.commands, successor.commands)
             await self._znodes.write(successor, stored.version)
         for member in stored.left - document.seats.keys():
-            with contextlib.suppress(NoZnode):
-                await self._store.zk.delete(self._store.paths.left_mark(member))
+            await self._store.discard(self._store.paths.left_mark(member))
         return True, self._pause_s(group, successor or document)
 
     async def _is_uneven(self, group: Snapshot) -> bool:

@@ -524,6 +524,7 @@ def _stat(stat: Any) -> Stat:
 TRANSLATION: tuple[tuple[type[Exception], type[ZooKeeperError], str], ...] = (
     (kazoo_errors.NoNodeError, NoZnode, "no such znode"),
     (kazoo_errors.NodeExistsError, ZnodeExists, "the znode exists"),
+    (kazoo_errors.NotEmptyError, ZooKeeperError, "the znode has children"),
     (kazoo_errors.BadVersionError, BadVersion, "another client wrote it first"),
     (
         kazoo_errors.NoAuthError,

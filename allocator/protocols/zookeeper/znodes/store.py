@@ -69,6 +69,7 @@ class Store:
         self.paths = paths
         self.copies: set[str] = set()
         """Paths of the copied znodes that `is_copy` has found. No member ever uses the name of one."""
+        self._left_alone: set[str] = set()  # paths of the znodes that `discard` could not delete
         self._ranges = RangesOfMembers()  # of the documents that this process has written
         self._lost = 0  # losses of the connection since the assignment was last written
         self._swept = False  # whether this process has deleted all old shards, and has created none since
@@ -128,16 +129,24 @@ class Store:
         if stat is None or stat.owner:
             return False
         log.warning("%s: deleting znode %s: it is not ephemeral, so no process is behind it", self.paths.group, path)
+        await self.discard(path)
+        self.copies.add(path)
+        return True
+
+    async def discard(self, path: str) -> None:
+        """Deletes a znode that counts for nothing. If ZooKeeper refuses that, because the znode has children or because
+        of an ACL, logs that once and leaves the znode. Raises ConnectionLost."""
+        if path in self._left_alone:
+            return
         try:
             await self.zk.delete(path)
         except NoZnode:
             pass
         except ConnectionLost:
             raise
-        except ZooKeeperError as error:  # it has children, or its ACL forbids it
-            log.error("%s: it stays, and counts for nothing: %s", self.paths.group, error)
-        self.copies.add(path)
-        return True
+        except ZooKeeperError as error:
+            self._left_alone.add(path)
+            log.error("%s: znode %s stays, and counts for nothing: %s", self.paths.group, path, error)
 
     async def claim(
         self,
@@ -296,10 +305,14 @@ class Store:
     async def _sweep(self, keep: set[str], revision: int) -> None:
         """Deletes the shards of earlier documents. Keeps the shards of later revisions: while this leader was paused
         after its write, its successor may have written them."""
-        for name in await self.zk.get_children(self.paths.shards):
+        try:
+            names = await self.zk.get_children(self.paths.shards)
+        except NotAuthorized as error:
+            log.error("%s: the shards of earlier assignments stay: %s", self.paths.group, error)
+            return
+        for name in names:
             if name not in keep and shard_revision(name) <= revision:
-                with contextlib.suppress(NoZnode):
-                    await self.zk.delete(f"{self.paths.shards}/{name}")
+                await self.discard(f"{self.paths.shards}/{name}")
 
 
 async def read_of_others(

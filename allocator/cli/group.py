@@ -110,6 +110,9 @@ def adopt_command(name: str, execute: bool, access: Access, as_json: bool) -> No
             f"{name}: {len(found.members)} members with this library, {len(found.foreign)} with kiel, "
             f"{found.partitions} partitions" + (f", {found.phase.value}" if found.phase is not None else "")
         )
+        if found.moved_to is not None:
+            click.echo(f"the group has moved to {found.moved_to} already")
+            return
         if found.obstacle is not None:
             click.echo(f"the group cannot move now: {found.obstacle}")
         click.echo(NOTHING_CHANGED)

@@ -1,4 +1,4 @@
-"""The command `allocator`, also as `python -m allocator.cli`. `commands` has the command group.
+"""The command `allocator`, also as `python -m allocator`. `commands` has the command group.
 
 The commands take time to import. So this module first ensures that Ctrl-C, or a lack of memory, ends the process
 without a traceback during the import.

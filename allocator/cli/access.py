@@ -75,7 +75,7 @@ class Access(Clusters):
 
     async def check_members_known(self, group: str) -> None:
         """Raises if the group may have members that the command would not find."""
-        if not self.nowhere and group not in self.kafka_groups:
+        if not self.rules_out_zookeeper(group):
             await check_members_known(self, group)
 
 

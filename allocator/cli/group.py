@@ -34,7 +34,11 @@ def group() -> None:
 @group.command("list")
 @with_clusters
 def list_command(access: Access, as_json: bool) -> None:
-    """List all groups in ZooKeeper with their members and generation."""
+    """List all groups with their state, members and generation.
+
+    These are the groups in ZooKeeper under --root, and those in the layouts of kiel and Kafka 0.8 that have members.
+    With --brokers alone, or with --zookeeper none, the command lists Kafka's groups.
+    """
     from allocator.operate import read_groups
 
     reports = asyncio.run(read_groups(access))
@@ -43,16 +47,17 @@ def list_command(access: Access, as_json: bool) -> None:
             {
                 "group": report.state.group,
                 "state": report.phase,
-                "generation": report.state.generation,
+                "generation": None if report.state.coordinated is not None else report.state.generation,
                 "members": report.member_count,
-                "partitions": len(report.state.owners),
+                "partitions": report.owned_count,
                 "problems": report.problems,
             }
             for report in reports
         ]
         print_json({"groups": summaries})
     elif not reports:
-        click.echo(f"there are no groups under {access.root}", err=True)
+        where = "in Kafka" if access.zookeeper is None else f"under {access.root}"
+        click.echo(f"there are no groups {where}", err=True)
     else:
         console().print(groups_table(reports))
     if any(report.unseen for report in reports):
@@ -110,6 +115,9 @@ def adopt_command(name: str, execute: bool, access: Access, as_json: bool) -> No
             f"{name}: {len(found.members)} members with this library, {len(found.foreign)} with kiel, "
             f"{found.partitions} partitions" + (f", {found.phase.value}" if found.phase is not None else "")
         )
+        if found.moved_to is not None:
+            click.echo(f"the group has moved to {found.moved_to} already")
+            return
         if found.obstacle is not None:
             click.echo(f"the group cannot move now: {found.obstacle}")
         click.echo(NOTHING_CHANGED)

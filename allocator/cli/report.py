@@ -16,8 +16,9 @@ def groups_table(reports: Collection[GroupReport]) -> Listing:
     table = Listing("group", "state", "generation", "members", "partitions", "owned", "problems", right={2, 3, 4, 5, 6})
     for report in reports:
         state = report.state
-        counts = map(len, (report.partitions, state.owners, report.problems))
-        table.add(state.group, report.phase, state.generation, report.member_count, *counts)
+        counts = len(report.partitions), report.owned_count, len(report.problems)
+        generation = None if state.coordinated is not None else state.generation
+        table.add(state.group, report.phase, generation, report.member_count, *counts)
     return table
 
 

@@ -228,7 +228,7 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
     for name in names:
         group = watcher.groups[name]
         report = group.report
-        unowned, coordinated = len(report.unowned), report.state.coordinated is not None
+        unowned, coordinated = report.unowned_count, report.state.coordinated is not None
         point = group.series.points[-1] if group.series.points else None
         row = (
             # the mark is visible without colours
@@ -238,7 +238,7 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
             _figure(None if coordinated else report.state.generation),
             _figure(report.member_count),
             Text(str(len(report.partitions))),
-            Text(str(unowned), style="red bold" if unowned else ""),
+            Text("-" if unowned is None else str(unowned), style="red bold" if unowned else ""),
             _lag(report.lag),
             Text(_age(group.age.s, group.age.least_s)),
             _figure(None if point is None else point.consumed),

@@ -12,7 +12,6 @@ from typing import Final
 from kafka.protocol.admin import ListGroupsRequest
 
 from allocator.core.aio import boot_clock
-from allocator.core.client import KafkaClient, for_code
 from allocator.core.offsets import GroupOffsets, IdleOffsets, Terms
 from allocator.core.subscription import stamped
 from allocator.core.text import partition_names
@@ -20,7 +19,7 @@ from allocator.errors import AllocatorError, BrokerError, CommitFailed, ConfigEr
 from allocator.migrate.positions import PartitionCopy, Target
 from allocator.migrate.report import MirrorReport
 from allocator.migrate.takeover import MirrorClusters
-from allocator.operate import live_members
+from allocator.operate import list_kafka_groups, live_members
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ class GroupSync:
         async with self._round:
             failures: dict[str, AllocatorError] = {}
             try:
-                groups = [*filter(re.compile(self._pattern).fullmatch, await list_groups(self._clusters.old))]
+                groups = [*filter(re.compile(self._pattern).fullmatch, await list_kafka_groups(self._clusters.old))]
                 places = asyncio.Semaphore(AT_ONCE)
                 results = await asyncio.gather(*(self._try_sync(group, places) for group in groups))
                 failures.update((group, each) for group, each in zip(groups, results) if each is not None)
@@ -226,14 +225,3 @@ class GroupSync:
 def _is_own(stored: OffsetAndMetadata) -> bool:
     """Returns whether a mirror committed exactly this offset."""
     return (stored.metadata or "").partition(" topic ")[0] == f"{SYNCED} {stored.offset}"
-
-
-async def list_groups(client: KafkaClient) -> list[str]:
-    """Returns the groups that the cluster coordinates. Raises BrokerError."""
-    found: set[str] = set()
-    for broker in client.brokers:
-        response = await client.send(broker.node_id, ListGroupsRequest(states_filter=[], types_filter=[]))
-        if response.error_code:
-            raise for_code(response.error_code, f"the groups of broker {broker.node_id}")
-        found.update(group.group_id for group in response.groups)
-    return sorted(found)

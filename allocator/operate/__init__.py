@@ -23,16 +23,16 @@ if TYPE_CHECKING:
         describe,
         hidden_state,
         list_groups,
+        look_around,
         measure,
         read_group,
         read_groups,
         read_logs,
         subscribed,
         unread_logs,
-        unseen_members,
     )
     from allocator.operate.group_report import NOT_READ, Coordinated, GroupReport, GroupState, Lag, Logs, name_of
-    from allocator.operate.kafka_describe import kafka_group
+    from allocator.operate.kafka_describe import kafka_group, list_kafka_groups
     from allocator.operate.liveness import MembersAlive, live_members, refuse_members
     from allocator.operate.offset_changes import check_members_known, copy_within, execute_reset, plan_reset
     from allocator.operate.reset_plan import (
@@ -60,11 +60,11 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "deletion": "GroupRemains delete",
             "group_commands": "WITHDRAWN_BY_PARTITION CommandsFromOutside CommandsOfGroup no_group",
             "group_reader": (
-                "GroupReader describe hidden_state list_groups measure read_group read_groups read_logs subscribed "
-                "unread_logs unseen_members"
+                "GroupReader describe hidden_state list_groups look_around measure read_group read_groups read_logs "
+                "subscribed unread_logs"
             ),
             "group_report": "NOT_READ Coordinated GroupReport GroupState Lag Logs name_of",
-            "kafka_describe": "kafka_group",
+            "kafka_describe": "kafka_group list_kafka_groups",
             "liveness": "MembersAlive live_members refuse_members",
             "offset_changes": "check_members_known copy_within execute_reset plan_reset",
             "command_report": "COMMAND_STATES CommandReport command_reports",

@@ -31,6 +31,13 @@ class Candidate:
     """Members that use kiel."""
     partitions: int
     phase: HandoverPhase | None
+    root: str | None = None
+    """The root to which the group moves or has moved; None before the move."""
+
+    @property
+    def moved_to(self) -> str | None:
+        """The root to which the group has moved; None if members may still use the layout of kiel."""
+        return self.root if self.phase is HandoverPhase.OPEN else None
 
     @property
     def obstacle(self) -> str | None:
@@ -50,7 +57,9 @@ class Candidate:
 async def candidate(zk: ZooKeeperClient, group: str) -> Candidate:
     """Returns the state of a kiel group. Raises AdoptionRefused if the group does not exist."""
     members, foreign, assigned, sealed = await read_group(zk, KielPaths(group))
-    return Candidate(members, foreign, len(assigned), None if sealed is None else sealed.phase)
+    if sealed is None:
+        return Candidate(members, foreign, len(assigned), None)
+    return Candidate(members, foreign, len(assigned), sealed.phase, sealed.root)
 
 
 async def adopt(
@@ -67,7 +76,13 @@ async def adopt(
     if found.obstacle is not None:
         raise AdoptionRefused(f"group {group!r} cannot move to {root}: {found.obstacle}")
     await retrying(lambda: seal(zk, KielPaths(group), root), ends)
-    say(f"{group} moves to {root}: {len(found.members)} members release {found.partitions} partitions")
+    if found.moved_to is not None:
+        say(f"{group} has moved to {found.moved_to} already")
+        state = await retrying(lambda: describe(zk, group, root), ends)
+        if state is None or not state.members:
+            return  # they have stopped since, so there is nothing to wait for
+    else:
+        say(f"{group} moves to {root}: {len(found.members)} members release {found.partitions} partitions")
     while True:
         now = await retrying(lambda: candidate(zk, group), ends)
         opened = now.phase is HandoverPhase.OPEN

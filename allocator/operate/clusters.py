@@ -38,7 +38,11 @@ class Clusters:
 
     def sees_members_of(self, group: str) -> bool:
         """Returns whether a missing ensemble hides no members of the group."""
-        return self.zookeeper is not None or self.nowhere or group in self.kafka_groups
+        return self.zookeeper is not None or self.rules_out_zookeeper(group)
+
+    def rules_out_zookeeper(self, group: str) -> bool:
+        """Returns whether the caller states that no ensemble has members of the group."""
+        return self.nowhere or group in self.kafka_groups
 
     def unnamed(self, group: str) -> list[str]:
         """Returns the kinds of clusters that may have members of the group, and of which none was named."""

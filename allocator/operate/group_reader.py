@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import compress
@@ -20,9 +20,9 @@ from allocator.errors import AllocatorError, ConfigError, TopicAuthorizationFail
 from allocator.operate.clusters import Clusters
 from allocator.operate.committed import fetch_committed
 from allocator.operate.group_report import NOT_READ, GroupReport, GroupState, Logs, reported_problems
-from allocator.operate.kafka_describe import kafka_group
-from allocator.operate.layouts import KIEL, OLD_CONSUMERS, is_znode, old_layouts
-from allocator.operate.shell_command import ShellCommand
+from allocator.operate.kafka_describe import AT_ONCE, kafka_group, list_kafka_groups
+from allocator.operate.layouts import OldLayouts, groups_in_old_layouts, is_znode, old_layouts
+from allocator.operate.presence import Presence
 from allocator.protocols import CommandTopic
 from allocator.protocols.zookeeper import (
     Claim,
@@ -271,7 +271,15 @@ async def measure(
         problems.append(MAY_HIDE.format(state.group))
     if problems:
         logs += Logs(problems=tuple(problems), partial=True)
-    return GroupReport(state, logs, existing, brokers)
+    return GroupReport(state, logs, existing, brokers, counted=not refused)
+
+
+async def _counted(client: KafkaClient, state: GroupState) -> GroupReport:
+    """Returns the group with the partitions of its topics, without offsets."""
+    if state.of_resources:
+        return GroupReport(state)
+    refused = await _refused_topics(client, state)
+    return GroupReport(state, subscribed=subscribed(state, client), counted=not refused)
 
 
 async def _refused_topics(client: KafkaClient, state: GroupState) -> dict[str, TopicAuthorizationFailed]:
@@ -339,26 +347,51 @@ async def list_groups(zk: ZooKeeperClient, root: str = DEFAULT["root"], watch: W
 
 
 async def read_groups(clusters: Clusters) -> list[GroupReport]:
-    """Returns every group under the root, without offsets. Only `unseen` tells of members that are not in ZooKeeper."""
-    if clusters.brokers is not None:  # refuses wrong settings, also if every group has members in ZooKeeper
-        await KafkaClient(clusters.brokers, security=clusters.security).close()
+    """Returns every group under the root, and every group with members in older layouts, without offsets.
+
+    If no ZooKeeper was named, returns Kafka's groups. `unseen` tells of members that are not shown.
+    """
     async with contextlib.AsyncExitStack() as stack:
-        zk, client = await stack.enter_async_context(clusters.ensemble()), None
-        names = await list_groups(zk, clusters.root)
-        found = await asyncio.gather(*(_describe_or_hidden(zk, group, clusters.root) for group in names))
-        states = [state for state in found if state is not None]
-        if clusters.brokers is not None and not all(state.members for state in states):
+        zk = client = None
+        if clusters.zookeeper is not None or clusters.brokers is None:
+            zk = await stack.enter_async_context(clusters.ensemble())
+        if clusters.brokers is not None:
             try:
                 client = await stack.enter_async_context(clusters.cluster())
-            except ConfigError:
-                raise
-            except AllocatorError:
-                pass  # `unseen_members` tells of it
-        unseen = [
-            () if each.members else (*each.hidden, *await unseen_members(clusters, each.group, zk, client))
-            for each in states
-        ]
-    return [GroupReport(state, unseen=why) for state, why in zip(states, unseen)]
+            except AllocatorError as error:
+                if zk is None or isinstance(error, ConfigError):
+                    raise
+                # otherwise `look_around` tells of it
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def report(group: str) -> GroupReport | None:
+            async with limit:
+                state = None if zk is None else await _describe_or_hidden(zk, group, clusters.root)
+                shown = state or GroupState(group, {}, {}, None)
+                seen = await look_around(clusters, shown, zk, client)
+                if zk is None:
+                    shown = seen.kafka or shown
+                elif state is None and not seen.names:
+                    return None  # deleted meanwhile
+                found = GroupReport(shown) if client is None else await _counted(client, shown)
+                return replace(found, unseen=(*shown.hidden, *seen.unseen(shown)))
+
+        if zk is not None:
+            names = await _names_in_zookeeper(zk, clusters.root)
+        else:
+            assert client is not None
+            names = await list_kafka_groups(client)
+        return [found for found in await asyncio.gather(*map(report, names)) if found is not None]
+
+
+async def _names_in_zookeeper(zk: ZooKeeperClient, root: str) -> list[str]:
+    names = await list_groups(zk, root)
+    try:
+        return sorted({*names, *await groups_in_old_layouts(zk)})
+    except NotAuthorized:
+        if not names:
+            raise
+        return names  # `look_around` tells of it, for each of them
 
 
 async def _describe_or_hidden(zk: ZooKeeperClient, group: str, root: str) -> GroupState | None:
@@ -378,94 +411,89 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
     """Returns one group, with offsets if brokers are given. Unreachable brokers appear as a problem of the group.
 
     The members come from ZooKeeper, or from Kafka's coordinator if ZooKeeper has none. Members that are not shown, such
-    as those of kiel or of the consumer of Kafka 0.8, appear in `unseen`. Raises NoSuchGroup if the group has no other
-    members and no offsets.
+    as those of kiel, of the consumer of Kafka 0.8, or in Kafka beside those in ZooKeeper, appear in `unseen`. Raises
+    NoSuchGroup if the group has neither members nor offsets.
     """
-    state, older, known, unread = None, None, list[str](), False
-    known_state = GroupState(group, {}, {}, None)
-    if clusters.zookeeper is not None or clusters.brokers is None:
-        async with clusters.ensemble() as zk:
+    state = zk = client = None
+    known, known_state = list[str](), GroupState(group, {}, {}, None)
+    async with contextlib.AsyncExitStack() as stack:
+        if clusters.zookeeper is not None or clusters.brokers is None:
+            zk = await stack.enter_async_context(clusters.ensemble())
             state = await describe(zk, group, clusters.root)
             if state is not None:
                 known_state = state
             elif is_znode(group) or clusters.brokers is None:  # raises if ZooKeeper alone could have the group
                 known_state = await GroupReader(zk, group, clusters.root).read_without_members()
-            if not known_state.members:
-                older = await older_members(zk, group)
             known = await list_groups(zk, clusters.root)
-    found, unseen = GroupReport(known_state, brokers=clusters.brokers), list(filter(None, [older]))
-    unseen += [NOT_NAMED[each] for each in clusters.unnamed(group)]
-    if clusters.brokers is not None:
-        try:
-            async with clusters.cluster() as client:
+        failure: AllocatorError | None = None
+        found = GroupReport(known_state, brokers=clusters.brokers)
+        if clusters.brokers is not None:
+            try:
+                client = await stack.enter_async_context(clusters.cluster())
                 state = await _with_kafkas(state, client, group)
                 if state is not None and state.coordinated is not None:
                     state = replace(state, problems=known_state.problems, choice=known_state.choice)
                 found = await measure(client, state or known_state, clusters.brokers, in_zookeeper=True)
-                if not found.state.members:
-                    unseen += filter(None, [_others(await kafka_group(client, group))])
-        except AllocatorError as error:
-            if (state is None and older is None) or isinstance(error, ConfigError):
-                raise
-            unread = True
-            found = replace(found, state=state or known_state, logs=unread_logs(error))
-            if not found.state.members:
-                unseen.append(f"{NOT_KNOWN.format('Kafka')}: {error}")
-    if state is None and not found.logs.committed and not unread:
-        if clusters.zookeeper is None:
-            raise NoSuchGroup(f"Kafka has neither members nor offsets of group {group!r}")
-        if older is not None:
-            raise NoSuchGroup(older)
-        raise NoSuchGroup(
-            f"ZooKeeper has no group {group!r} under {clusters.root}"
-            + (", and Kafka has neither members nor offsets of it" if clusters.brokers is not None else "")
-            + (f"; groups there: {', '.join(known) or 'none'}")
-        )
-    return found if found.state.members else replace(found, unseen=tuple(unseen))
+            except AllocatorError as error:
+                if isinstance(error, ConfigError):
+                    raise
+                found, failure = replace(found, state=state or known_state, logs=unread_logs(error)), error
+        seen = await look_around(clusters, found.state, zk, client)
+    if failure is not None and state is None and not seen.names:
+        raise failure
+    unseen = seen.unseen(found.state)
+    if state is None and failure is None and not seen.names:
+        if not found.logs.committed:
+            raise _no_such_group(clusters, group, known)
+        if zk is not None and seen.only_offsets and not clusters.rules_out_zookeeper(group):
+            unseen += (
+                f"ZooKeeper has no group {group!r} under {clusters.root} (groups there: {', '.join(known) or 'none'}): "
+                "correct the name, --zookeeper or --root, or give --zookeeper none if the group has no members in any "
+                "ZooKeeper",
+            )
+    return replace(found, unseen=unseen)
 
 
-async def unseen_members(
-    clusters: Clusters, group: str, zk: ZooKeeperClient | None, client: KafkaClient | None
-) -> tuple[str, ...]:
-    """Returns why a group may have members, though none was found in this library's layout.
+def _no_such_group(clusters: Clusters, group: str, known: Sequence[str]) -> NoSuchGroup:
+    """`known`: the groups under the root."""
+    if clusters.zookeeper is None:
+        return NoSuchGroup(f"Kafka has neither members nor offsets of group {group!r}")
+    return NoSuchGroup(
+        f"ZooKeeper has no group {group!r} under {clusters.root}"
+        + (", and Kafka has neither members nor offsets of it" if clusters.brokers is not None else "")
+        + f"; groups there: {', '.join(known) or 'none'}"
+    )
+
+
+async def look_around(
+    clusters: Clusters, shown: GroupState, zk: ZooKeeperClient | None, client: KafkaClient | None
+) -> Presence:
+    """Looks for members of a group beside those in `shown`, in older layouts and in Kafka.
 
     None for `zk` or `client`: that cluster was not named, or does not respond.
     """
-    found = [NOT_NAMED[each] for each in clusters.unnamed(group)]
+    group = shown.group
+    state = shown if shown.coordinated is None else None
+    if shown.of_resources:  # neither an older client nor Kafka knows of them
+        return Presence(group, state)
+    older, kafka = OldLayouts(), None
+    unread = list[str]()
     if zk is not None:
         try:
-            found += filter(None, [await older_members(zk, group)])
+            older = await old_layouts(zk, group)
         except AllocatorError as error:
-            found.append(f"{NOT_KNOWN.format('ZooKeeper')}: {error}")
+            unread.append(f"{NOT_KNOWN.format('ZooKeeper')}: {error}")
     elif clusters.zookeeper is not None:
-        found.append(f"{NOT_KNOWN.format('ZooKeeper')}: it does not respond")
+        unread.append(f"{NOT_KNOWN.format('ZooKeeper')}: it does not respond")
     if client is not None:
         try:
-            found += filter(None, [_others(await kafka_group(client, group))])
+            kafka = await kafka_group(client, group)
         except AllocatorError as error:
-            found.append(f"{NOT_KNOWN.format('Kafka')}: {error}")
+            unread.append(f"{NOT_KNOWN.format('Kafka')}: {error}")
     elif clusters.brokers is not None:
-        found.append(f"{NOT_KNOWN.format('Kafka')}: it does not respond")
-    return tuple(found)
-
-
-def _others(kafkas: GroupState | None) -> str | None:
-    """Returns a message about members that Kafka's coordinator reports; None without any."""
-    if kafkas is None or kafkas.coordinated is None or kafkas.coordinated.idle:
-        return None
-    what = f"{len(kafkas.members)} members" if kafkas.members else "members that are not consumers"
-    return f"group {kafkas.group!r} has {what} in Kafka, which are not shown here (state {kafkas.coordinated.state})"
-
-
-async def older_members(zk: ZooKeeperClient, group: str) -> str | None:
-    """Returns a message about members in the layouts of older clients; None without such members."""
-    found = await old_layouts(zk, group)
-    kinds = {KIEL: found.kiel, OLD_CONSUMERS: found.consumers}
-    counts = [f"{len(members)} members under {path.format(group)}" for path, members in kinds.items() if members]
-    if not counts:
-        return None
-    doctor = ShellCommand.of("allocator doctor", group)
-    return f"group {group!r} has {' and '.join(counts)}, which are not shown here; run `{doctor}`"
+        unread.append(f"{NOT_KNOWN.format('Kafka')}: it does not respond")
+    unnamed = tuple(NOT_NAMED[each] for each in clusters.unnamed(group))
+    return Presence(group, state, older, kafka, tuple(unread), unnamed)
 
 
 async def _with_kafkas(state: GroupState | None, client: KafkaClient, group: str) -> GroupState | None:

@@ -233,11 +233,13 @@ class GroupReport:
     state: GroupState
     logs: Logs = NOT_READ
     subscribed: Collection[TopicPartition] = ()
-    """All existing partitions of the members' subscriptions."""
+    """All existing partitions of the members' subscriptions, as far as Kafka was asked and tells them."""
     brokers: str | None = None
     """The addresses of the brokers that `logs` were read from."""
     unseen: tuple[str, ...] = ()
     """Why the group may have members that this report does not show."""
+    counted: bool = False
+    """Whether `subscribed` is complete. Otherwise only the leader's assignment tells how many partitions there are."""
 
     @property
     def complete(self) -> bool:
@@ -328,6 +330,16 @@ class GroupReport:
         return None if self._may_hide_members else len(self.state.members)
 
     @property
+    def owned_count(self) -> Optional[int]:
+        """The number of partitions that a member owns; None if members are unknown."""
+        return None if self._may_hide_members else len(self.state.owners)
+
+    @property
+    def unowned_count(self) -> Optional[int]:
+        """The number of partitions in `unowned`; None if the members or all partitions are unknown."""
+        return None if self._may_hide_members or self.phase == "unknown" else len(self.unowned)
+
+    @property
     def _may_hide_members(self) -> bool:
         coordinated = self.state.coordinated
         return not self.state.members and bool(self.unseen or not (coordinated is None or coordinated.idle))
@@ -340,7 +352,18 @@ class GroupReport:
             return "stable" if self.state.coordinated.stable else "rebalancing"
         document = self.state.document
         moving = document is not None and (document.waiting or document.promised)
-        return "rebalancing" if moving or len(self.unowned) > len(self.left_out) else "stable"
+        if moving or len(self.unowned) > len(self.left_out):
+            return "rebalancing"
+        return "stable" if self.counted or self._assigns_all else "unknown"
+
+    @property
+    def _assigns_all(self) -> bool:
+        """Whether the leader has assigned all partitions that it knows, of every topic that a member names."""
+        document = self.state.document
+        if document is None or document.problem:
+            return False
+        topics = {partition.topic for partition in self._to_read}
+        return bool(topics) and all(info.topics <= topics for info in self.state.members.values())
 
     @cached_property
     def problems(self) -> list[str]:
@@ -471,9 +494,10 @@ class GroupReport:
         load = self.state.load
         even = "" if load is None or load.max_over_mean is None else f", load max/mean {load.max_over_mean:.2f}"
         by_kafka = "" if self.state.coordinated is None else " (by Kafka's coordinator)"
+        owned = "an unknown number" if self.owned_count is None else self.owned_count
         return (
             f"{self.state.group}: {self.phase}{by_kafka}{generation}, {members} members, "
-            f"{len(self.state.owners)} of {len(self.partitions)} partitions owned, {self.lag_text()}{strategy}{even}"
+            f"{owned} of {len(self.partitions)} partitions owned, {self.lag_text()}{strategy}{even}"
         )
 
     def lag_text(self) -> str:

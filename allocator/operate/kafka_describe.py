@@ -134,6 +134,19 @@ async def kafka_group(client: KafkaClient, name: str) -> GroupState | None:
     return _state(name, found.group_state, found.protocol_data or "", members, _classic_member)
 
 
+async def list_kafka_groups(client: KafkaClient) -> list[str]:
+    """Returns the groups that the cluster coordinates; none before 0.9, where brokers list none. Raises BrokerError."""
+    if client.api_version(ListGroupsRequest) is None:
+        return []
+    found: set[str] = set()
+    for broker in client.brokers:
+        response = await client.send(broker.node_id, ListGroupsRequest(states_filter=[], types_filter=[]))
+        if response.error_code:
+            raise for_code(response.error_code, f"the groups of broker {broker.node_id}")
+        found.update(group.group_id for group in response.groups)
+    return sorted(found)
+
+
 async def may_delete(client: KafkaClient, name: str) -> bool:
     """Returns whether this user may delete the group. True if the coordinator does not tell. Raises BrokerError."""
     deadline = time.monotonic() + client.request_timeout_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass
 
@@ -59,6 +60,21 @@ async def old_layouts(zk: ZooKeeperClient, group: str) -> OldLayouts:
         return OldLayouts()
     found = await _below(zk, group)
     return found + await _below(above_chroot(zk), group) if zk.chroot else found
+
+
+async def groups_in_old_layouts(zk: ZooKeeperClient) -> set[str]:
+    """Returns the names of the groups with members in an old layout, with and without the chroot."""
+    found = await _live_below(zk)
+    return found | await _live_below(above_chroot(zk)) if zk.chroot else found
+
+
+async def _live_below(zk: ZooKeeperClient) -> set[str]:
+    found = set()
+    for layout in (KIEL, OLD_CONSUMERS):
+        names = [name for name in await children(zk, layout.partition("/{}")[0]) if is_znode(name)]
+        members = await asyncio.gather(*(children(zk, layout.format(name)) for name in names))
+        found |= {name for name, present in zip(names, members) if present}
+    return found
 
 
 async def _below(zk: ZooKeeperClient, group: str) -> OldLayouts:

@@ -14,7 +14,8 @@ from allocator.operate.clusters import Clusters
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupState, listed
 from allocator.operate.kafka_describe import kafka_group
-from allocator.operate.layouts import OldLayouts, old_layouts
+from allocator.operate.layouts import old_layouts
+from allocator.operate.presence import Presence
 from allocator.protocols.zookeeper import ZooKeeperClient
 
 
@@ -27,21 +28,6 @@ class MembersAlive(AllocatorError):
     retriable = True
 
 
-def member_names(state: Optional[GroupState], older: OldLayouts, kafka: Optional[GroupState]) -> list[str]:
-    """Returns the names of all members in what was read of a group: from ZooKeeper, older layouts and Kafka.
-
-    A znode of a member counts even if it is invalid, and so does a claim without its member.
-    """
-    found = [] if state is None else [state.name_of(member) for member in (*state.members, *state.present)]
-    found += [f"{name} (kiel)" for name in older.kiel]
-    found += [f"{name} (high-level consumer)" for name in older.consumers]
-    if kafka is not None:
-        found += [f"{kafka.name_of(member)} (Kafka)" for member in kafka.members]
-        if not kafka.members and kafka.coordinated is not None and not kafka.coordinated.idle:
-            found.append(f"members that are not consumers, in state {kafka.coordinated.state} (Kafka)")
-    return list(dict.fromkeys(found))
-
-
 async def live_members(
     client: Optional[KafkaClient], ensembles: Iterable[ZooKeeperClient], group: str, root: str, patience_s: float = 30.0
 ) -> list[str]:
@@ -51,9 +37,9 @@ async def live_members(
     """
     found: list[str] = []
     for ensemble in ensembles:
-        found += member_names(await describe(ensemble, group, root), await old_layouts(ensemble, group), None)
+        found += Presence(group, await describe(ensemble, group, root), await old_layouts(ensemble, group)).names
     if client is not None:
-        found += member_names(None, OldLayouts(), await _in_kafka(client, group, patience_s))
+        found += Presence(group, kafka=await _in_kafka(client, group, patience_s)).names
     return list(dict.fromkeys(found))
 
 

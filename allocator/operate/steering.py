@@ -39,6 +39,10 @@ LIMITS = ("freeze", "budget", "cordon")
 """The kinds of commands that limit what others move. Give them first: the leader follows each command at once."""
 PARTITIONS = Whole(1, 1_000_000)  # of one topic, in a plan
 
+NOT_READ_BY_OLDER = (
+    'Commands about records need membership="zookeeper" or "kafka". Members in an older layout read no commands, so '
+    "such commands have no effect"
+)
 NOT_FOUND = f"{NOT_OURS}. For a group in ZooKeeper, give --zookeeper or --config"
 MEASURED = 5  # measured round trips to ZooKeeper; the plan uses the median
 
@@ -112,7 +116,8 @@ async def steered(
         if state is None or not state.members:
             older = await old_layouts(zk, name)
             if older.kiel or older.consumers:
-                raise CommandRefused(f"group {name!r} has members of an older client. {NOT_OURS}")
+                why = NOT_OURS if by_leader else NOT_READ_BY_OLDER
+                raise CommandRefused(f"group {name!r} has members in the layout of an older client. {why}")
         if state is None and by_leader:
             raise CommandRefused(f"{await no_group(zk, name, clusters.root)}. {NOT_OURS}")
         paths = Paths(clusters.root, name)

@@ -136,8 +136,8 @@ GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float | None]], ...
     ),
     (
         "unowned_partitions",
-        "Partitions that the group subscribes to and no member owns; absent if its members are unknown",
-        lambda g: None if g.report.member_count is None else len(g.report.unowned),
+        "Partitions that the group subscribes to and no member owns; absent if its members or partitions are unknown",
+        lambda g: g.report.unowned_count,
     ),
     (
         "reserved_partitions",

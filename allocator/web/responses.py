@@ -60,13 +60,13 @@ class FiguresJson(Response):
         Literal["stable", "rebalancing", "paused", "empty", "unknown"],
         described(
             "paused: all members have left. unknown: no member is shown, and there may be some in another layout, "
-            "protocol or cluster."
+            "protocol or cluster; or it is not known how many partitions the group has."
         ),
     ]
     paused: Annotated[bool, described("Whether the group is paused, so that its members leave.")]
     generation: Annotated[MaybeCount, described("null if the group uses Kafka's own protocols.")]
     partitions: Count
-    unowned: Count
+    unowned: Annotated[MaybeCount, described("null if the members or all partitions are unknown.")]
     reserved: Annotated[
         Count, described("Partitions among `unowned` that are reserved for a restarting member (`restart_grace_s`).")
     ]

@@ -75,7 +75,7 @@ def figures(group: WatchedGroup) -> dict[str, Any]:
         "generation": state.generation if state.coordinated is None else None,
         "members": report.member_count,
         "partitions": len(report.partitions),
-        "unowned": len(report.unowned),
+        "unowned": report.unowned_count,
         "reserved": sum(len(each.partitions) for each in report.reserved),
         "lag": group.report.lag.total,
         "lag_s": rounded(group.age.s, 1),

@@ -22,10 +22,10 @@ from allocator.operate import (
     Logs,
     hidden_state,
     list_groups,
+    look_around,
     measure,
     read_logs,
     unread_logs,
-    unseen_members,
 )
 from allocator.operate.doctor import Finding, Observation, Severity, diagnose, observe
 from allocator.protocols.zookeeper import NotAuthorized, NoZnode, Watched, ZooKeeperClient
@@ -191,11 +191,15 @@ class WatchedGroup:
             self.report = replace(self.report, unseen=unseen)
             self.version["state"] += 1
 
-    def measure(self, logs: Logs, existing: Collection[TopicPartition], now: float) -> None:
-        """Sets the offsets. Called after each poll of Kafka."""
-        if existing != self.report.subscribed or logs.partial != self.report.logs.partial:
+    def measure(self, logs: Logs, existing: Collection[TopicPartition], now: float, *, counted: bool = True) -> None:
+        """Sets the offsets. Called after each poll of Kafka.
+
+        `existing`: the partitions of the members' topics. `counted`: whether these are all.
+        """
+        before = self.report
+        self.report = replace(before, logs=logs, subscribed=existing, counted=counted)
+        if (existing, counted, logs.partial) != (before.subscribed, before.counted, before.logs.partial):
             self.version["state"] += 1
-        self.report = replace(self.report, logs=logs, subscribed=existing)
         self.measured = True
         self.offsets.add(logs, now)
         self.age = oldest(self.offsets.age(partition, logs) for partition in self.report.current)
@@ -567,21 +571,26 @@ class Watcher:
                 raise
             group.refuse(error, time.time())  # a group with other rights hides no other group
         else:
-            group.measure(found.logs, found.subscribed, time.time())
+            group.measure(found.logs, found.subscribed, time.time(), counted=found.counted)
         self.changed()
 
     # -- members that are not shown ------------------------------------------------------------------------------
 
     async def _look_for_members(self) -> None:
-        """Looks for members of other layouts and protocols in each group without members."""
+        """Looks for members of other layouts and protocols in each group without members.
+
+        The doctor looks for them in the other groups.
+        """
         looked_at: dict[str, float] = {}
         while True:
             began = time.monotonic()
             for name, group in list(self.groups.items()):
                 is_due = group.report.unseen == NOT_LOOKED or began - looked_at.get(name, 0.0) >= self._interval_s
-                if group.seen and not group.report.state.members and is_due:
+                state = group.report.state
+                if group.seen and not state.members and is_due:
                     client = None if "kafka" in self.problems else self.client
-                    group.look(await unseen_members(self._access, name, self.zk, client))
+                    found = await look_around(self._access, state, self.zk, client)
+                    group.look(found.unseen(state))
                     looked_at[name] = began
                     self.changed()
             self.mend("members")
@@ -609,6 +618,7 @@ class Watcher:
                     root=self._access.root,
                     report=group.report,
                     unseen=("ZooKeeper",) if self.zk is None and self._access.zookeeper is not None else (),
+                    of_kafka=group.name in self._kafka_groups,
                 )
                 group.judge(group.trends.judge(now, self._access.root), version)
                 self.changed()

@@ -85,6 +85,10 @@ def test_unknown_lag_is_not_shown_as_a_number() -> None:
         (group(AssignmentDocument(waiting={OLD: Waiting(1, frozenset(P[:1]))})), "rebalancing"),
         (GroupState("g", {}, {}, AssignmentDocument(owners={OLD: frozenset(P)})), "empty"),
         (GroupState("g", {}, {}, None), "empty"),
+        # the function has failed, or the leader has not run it yet: nothing tells how many partitions there are
+        (group(AssignmentDocument(problem="it raised"), old=frozenset(), new=frozenset()), "unknown"),
+        (group(AssignmentDocument(), old=frozenset(), new=frozenset()), "unknown"),
+        (GroupState("g", MEMBERS, {}, None), "unknown"),
     ],
 )
 def test_the_state_of_a_group_is_one_word(state: GroupState, phase: str) -> None:

@@ -12,7 +12,7 @@ from tests.repo.repository import PACKAGE, imports, module_name, part, sources
 # From the lowest to the highest; packages of one tier do not import each other, except those of the first, which form a
 # chain (`CHAIN`). A package that no tier names is an application.
 TIERS = (("core", "assignors", "documents"), ("producer", "commands"), ("protocols", "handlers"), ("operate",))
-COMPOSERS = {"cli", "web"}  # applications that import the others
+COMPOSERS = {"cli", "web", "__main__"}  # applications that import the others
 ALONE = {"testing"}  # imports the errors and nothing else: a test must not judge the code by the code
 # From the lowest to the highest: the packages and modules of `core`, and the two packages of pure code beside it.
 PURE = {"assignors", "documents"}

@@ -79,6 +79,7 @@ async def examine_clusters(
             interval_s=interval_s,
             patience_s=patience_s,
             unseen=_unseen(clusters, group, failed),
+            of_kafka=group is not None and clusters.rules_out_zookeeper(group),
         )
     return [*_not_reached(clusters.zookeeper, failed), *findings]
 
@@ -117,6 +118,7 @@ async def examine(
     interval_s: float = 5.0,
     patience_s: float = 60.0,
     unseen: Collection[str] = (),
+    of_kafka: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> list[Finding]:
     """Polls twice, and returns all findings, the worst first.
@@ -125,7 +127,8 @@ async def examine(
     `requested_timeout_s` counts as the session timeout of the members. `kafka_zookeeper` has Kafka's own znodes, if
     they are in another ensemble or chroot. `interval_s`: seconds between the polls; 0 polls once and cannot detect a
     lack of progress. `patience_s`: how long a member may take to release partitions. `unseen`: places that may have
-    members of the group, and to which there is no connection.
+    members of the group, and to which there is no connection. `of_kafka`: whether the caller states that no ensemble
+    has members of the group.
 
     A check that fails with an AllocatorError becomes the finding `could-not-look`. For regular checks, call `observe`
     and `diagnose` instead, and keep the last observation.
@@ -133,7 +136,9 @@ async def examine(
     zookeepers = [each for each in (zookeeper, kafka_zookeeper) if each is not None]
 
     async def poll() -> Observation:
-        return await observe(group, client=client, zookeepers=zookeepers, root=root, unseen=unseen, clock=clock)
+        return await observe(
+            group, client=client, zookeepers=zookeepers, root=root, unseen=unseen, of_kafka=of_kafka, clock=clock
+        )
 
     before = after = await poll()
     if interval_s > 0 and group is not None:

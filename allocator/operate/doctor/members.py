@@ -12,7 +12,6 @@ from allocator.operate.doctor.finding import COULD_NOT_LOOK, NOT_NAMED, Finding,
 from allocator.operate.doctor.observation import Observation
 from allocator.operate.group_report import GroupState, clock_time
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, OLD_OWNERS
-from allocator.operate.liveness import member_names
 from allocator.operate.shell_command import ShellCommand
 from allocator.protocols.zookeeper import Paths
 from allocator.types import TopicPartition
@@ -54,8 +53,7 @@ def leftover_findings(seen: Observation, root: str) -> Iterator[Finding]:
 
 
 def _presence(seen: Observation, root: str) -> Iterator[Finding]:
-    alive = member_names(seen.state, seen.old, seen.kafka)
-    if alive or seen.group is None:
+    if seen.group is None or seen.presence.names:
         return
     if seen.unseen:
         yield Finding(
@@ -70,17 +68,20 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
             else "Another finding here says why it was not read. Do what that one says.",
         )
         return
-    if seen.report is None:
+    if seen.report is None or seen.astray:
         if not seen.failed_checks:
             known = f"; it knows {', '.join(seen.known_groups)}" if seen.known_groups else ""
             kafka = "; Kafka has no members or offsets of it" if seen.version else ""
+            if seen.report is not None:
+                kafka = "; Kafka has offsets of it, and no members"
             yield Finding(
                 "unknown-group",
                 Severity.CRITICAL,
                 f"ZooKeeper has no group {seen.group!r} under {root}{known}{kafka}",
                 (seen.group,),
                 "No process reads for this group here, or its members use another ensemble, root or chroot.",
-                "Compare the name, the root and the chroot of ZooKeeper with the settings of a member.",
+                "Compare the name, the root and the chroot of ZooKeeper with the settings of a member."
+                + (" If no ensemble has members of the group, give `--zookeeper none`." if seen.report else ""),
                 ShellCommand.of("allocator group list"),
             )
         return
@@ -121,11 +122,7 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
 
 def _layouts(seen: Observation, root: str) -> Iterator[Finding]:
     group = seen.group or ""
-    current = [f"{root}/{group}/members"] if seen.state is not None and seen.state.members else []
-    by_kafka = ["Kafka's own protocol"] if seen.kafka is not None and seen.kafka.members else []
-    kiel = [KIEL.format(group)] if seen.old.kiel else []
-    old = [OLD_CONSUMERS.format(group)] if seen.old.consumers else []
-    together = (*current, *by_kafka, *kiel, *old)
+    together = seen.presence.places(root)
     if len(together) > 1:
         yield Finding(
             "several-protocols",
@@ -136,22 +133,22 @@ def _layouts(seen: Observation, root: str) -> Iterator[Finding]:
             "Keep the members of one protocol. Stop the others, or change their group name.",
             ShellCommand.of("allocator group describe", group),
         )
-    if kiel:
+    if seen.old.kiel:
         yield Finding(
             "kiel-layout",
             Severity.WARNING,
             f"{len(seen.old.kiel)} members use the layout of kiel",
-            tuple(f"{kiel[0]}/{member}" for member in seen.old.kiel),
+            tuple(f"{KIEL.format(group)}/{member}" for member in seen.old.kiel),
             "Members of kiel do not wait until the former owner has released a partition: rebalances repeat records.",
             'Upgrade them one by one with membership = "kiel". When no member runs kiel any more, move the group.',
             ShellCommand.of("allocator group adopt", group),
         )
-    if old:
+    if seen.old.consumers:
         yield Finding(
             "old-consumer-layout",
             Severity.WARNING,
             f"{len(seen.old.consumers)} members use the layout of Kafka 0.8's high-level consumer",
-            tuple(f"{old[0]}/{member}" for member in seen.old.consumers),
+            tuple(f"{OLD_CONSUMERS.format(group)}/{member}" for member in seen.old.consumers),
             "Newer clients do not coordinate with them, and Kafka 4 has no ZooKeeper for them.",
             "Move them to a newer client before you upgrade the cluster beyond 3.x.",
         )

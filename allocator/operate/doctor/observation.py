@@ -24,6 +24,7 @@ from allocator.operate.group_reader import describe, list_groups, measure, read_
 from allocator.operate.group_report import GroupReport, GroupState
 from allocator.operate.kafka_describe import BrokerSeen, Replicas, kafka_group
 from allocator.operate.layouts import OldLayouts, children, old_layouts
+from allocator.operate.presence import Presence
 from allocator.protocols.zookeeper import NoZnode, Paths, ZooKeeperClient
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -88,10 +89,23 @@ class Observation:
     """Whether the group is under the root of this library."""
     unseen: tuple[str, ...] = ()
     """Places that may have members of the group, and were not read."""
+    of_kafka: bool = False
+    """Whether the caller states that no ensemble has members of the group."""
 
     @property
     def state(self) -> Optional[GroupState]:
         return None if self.report is None else self.report.state
+
+    @property
+    def presence(self) -> Presence:
+        """The members of the group, in every layout and protocol that was read."""
+        return Presence(self.group or "", self.state, self.old, self.kafka)
+
+    @property
+    def astray(self) -> bool:
+        """Whether the members may be under another root or in another ensemble than the one that was read."""
+        read = self.requested_session_s is not None and not self.unseen
+        return read and not self.in_zookeeper and self.presence.only_offsets and not self.of_kafka
 
     @property
     def only_in_kafka(self) -> bool:
@@ -137,11 +151,13 @@ async def observe(
     root: str = DEFAULT["root"],
     report: GroupReport | None = None,
     unseen: Collection[str] = (),
+    of_kafka: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> Observation:
     """Polls once. `zookeepers`: the ensemble of the group, then ensembles that may have Kafka's own znodes.
 
     `report`: the group, if the caller has just read it. `unseen`: places with members to which it has no connection.
+    `of_kafka`: whether the caller states that no ensemble has members of the group.
     """
     began = clock() * 1000
     collector = _Collector()
@@ -171,7 +187,7 @@ async def observe(
         if group is not None:
             async with collector.check("committed offsets"):
                 measured = report or await measure(client, known.state)
-                known = replace(known, logs=measured.logs, subscribed=measured.subscribed)
+                known = replace(known, logs=measured.logs, subscribed=measured.subscribed, counted=measured.counted)
             if not known.state.of_resources:
                 known = await _kafka_group(client, known, collector, clock)
     if group is not None and (state or collector.fields.get("kafka") or known.logs.committed):
@@ -180,9 +196,8 @@ async def observe(
             collector.failed_checks.append(("committed offsets", "; ".join(known.logs.problems)))
     failed = tuple(collector.failed_checks)
     unread = [what for what, _ in failed if what in MEMBERS]
-    return Observation(
-        group, began, clock() * 1000, failed, unseen=tuple(dict.fromkeys([*unseen, *unread])), **collector.fields
-    )
+    places = tuple(dict.fromkeys([*unseen, *unread]))
+    return Observation(group, began, clock() * 1000, failed, unseen=places, of_kafka=of_kafka, **collector.fields)
 
 
 async def _modified(zk: ZooKeeperClient, paths: Paths, state: GroupState) -> dict[str, int]:

@@ -145,10 +145,11 @@ export const groupFigures = (group) => {
   const line = state.overview?.groups.find((each) => each.group === group.group) ?? group;
   return figures([
     !inKafka() && ["generation", whole(group.generation)],
-    ["members", whole(group.members.length)],
+    // the list of members is empty also if they are unknown
+    ["members", whole(line === group ? group.members.length : line.members)],
     ["partitions", whole(group.partitions)],
     ["moving", whole(moving)],
-    ["unowned", whole(none), none > 0],
+    ["unowned", whole(group.unowned === null ? null : none), none > 0],
     ["lag", number(state.lag ? state.lag.lag : group.lag)],
     ["behind", age(line.lag_s, line.lag_least_s)],
     ["written", rate(line.produced)],

@@ -59,7 +59,7 @@ const COLUMNS = [
     numeric: true,
     value: (g) => g.unowned,
     text: (g) => whole(g.unowned),
-    cell: (g) => (g.unowned ? element("b", { class: "wrong" }, whole(g.unowned)) : "0"),
+    cell: (g) => (g.unowned ? element("b", { class: "wrong" }, whole(g.unowned)) : whole(g.unowned)),
   },
   {
     key: "lag",

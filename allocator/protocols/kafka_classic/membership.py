@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from allocator.assignors import Assignor, GroupViewBuilder, Load, left_out
@@ -25,13 +24,7 @@ from allocator.core.client import Coordinator, KafkaClient
 from allocator.core.membership import AssignmentListener
 from allocator.core.settings import TopicSelection
 from allocator.errors import AllocatorError, ConfigError, TopicAuthorizationFailed
-from allocator.protocols.kafka_classic.consumer_protocol import (
-    PROTOCOL_TYPE,
-    Malformed,
-    MemberAssignment,
-    StickyUserData,
-    Subscription,
-)
+from allocator.protocols.kafka_classic.consumer_protocol import PROTOCOL_TYPE, StickyUserData, Subscription
 from allocator.protocols.kafka_classic.group import ClassicMember
 from allocator.protocols.kafka_classic.messages import JoinedMember
 from allocator.protocols.kafka_classic.plan import (
@@ -42,7 +35,7 @@ from allocator.protocols.kafka_classic.plan import (
     is_cooperative,
     offers,
 )
-from allocator.protocols.kafka_classic.predecessor import Predecessor
+from allocator.protocols.kafka_classic.predecessor import Legacy
 from allocator.protocols.kafka_classic.received import ReceivedAssignments
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kafka_member import KafkaMember
@@ -88,10 +81,8 @@ class KafkaMembership(KafkaMember):
         self._cooperative = is_cooperative(self._assignors)
         self._before = StickyUserData(NO_PARTITIONS)
         self._counts: Mapping[str, int] | None = None
-        self._former: frozenset[str] | None = None
-        """The topics of this static member's predecessor if they differ from its own, until the group knows its own."""
-        self._assigned_before: Counter[str] | None = None
-        """Topic -> number of assigned partitions in the group that this static member joins again; None if unknown."""
+        self._legacy: Legacy | None = None
+        """What this static member takes over, until the group knows its own topics."""
         self._led: frozenset[str] = frozenset()
         """The topics of the group if this member was its last leader. Their counts last until another member leads."""
         self._sizes = PartitionCounts(client, self._lease.clock)
@@ -123,8 +114,10 @@ class KafkaMembership(KafkaMember):
         # partitions of a member that names an older generation than the other members
         generation = identity.generation if held and identity is not None else -1
         topics = self._wanted
-        if self._former is not None:
-            topics = self._former
+        if self._legacy is not None and self._legacy.topics != self._wanted:
+            # the coordinator keeps the assignment of a static member that restarts, even if its topics have changed; a
+            # change between two joins of one process makes it start a rebalance
+            topics = self._legacy.topics
             self.group.request_rejoin("the earlier process of this instance subscribed to other topics")
         mine = Subscription(tuple(sorted(topics)), None, held, generation, settings.rack)
         about = {"name": settings.name, "host": socket.gethostname(), "weight": settings.weight}
@@ -137,9 +130,9 @@ class KafkaMembership(KafkaMember):
                 await self._client.refresh()
         self._wanted = self._resolved()
         self._counts = None
-        self._former, self._assigned_before = None, None
-        if not self.group.member_id:
-            self._compare(self.group.predecessor)
+        self._legacy = None if self.group.member_id else self.group.predecessor.legacy()
+        if self._legacy is not None and self._legacy.topics != self._wanted:
+            self._before = StickyUserData(frozenset(p for p in self._legacy.partitions if p.topic in self._wanted))
         self._received.forget()
         self._follow()
         keep = frozenset(p for p in self.held if p.topic in self._wanted) if self._cooperative else NO_PARTITIONS
@@ -169,9 +162,8 @@ class KafkaMembership(KafkaMember):
 
     async def lead_on(self, members: Sequence[JoinedMember]) -> None:
         counts = await self._lead(GroupMembers("", members).topics)
-        before = self._assigned_before
-        if before is not None:  # partitions that were added while this member restarted have no owner yet
-            counts = {topic: min(count, before[topic]) for topic, count in counts.items()}
+        if self._legacy is not None:  # partitions that were added while this member restarted have no owner yet
+            counts = {topic: min(count, self._legacy.counts[topic]) for topic, count in counts.items()}
         self._counts = counts
         self._metadata_came()
 
@@ -234,27 +226,6 @@ class KafkaMembership(KafkaMember):
                 "%s: the leader assigned topics that this member did not subscribe to: %s", self._group_name, foreign
             )
         return frozenset(p for p in assigned if p.topic in self._wanted)
-
-    def _compare(self, predecessor: Predecessor) -> None:
-        """Compares this static member with its predecessor.
-
-        The coordinator keeps the assignment of a static member that restarts, even if its subscription has changed. A
-        change of a member's subscription between two joins of one process makes it start a rebalance. So this member
-        first joins with the topics of its predecessor, and then again with its own.
-        """
-        if predecessor.found is None:
-            return
-        try:
-            topics = frozenset(Subscription.decode(predecessor.found.member.metadata).topics)
-            assigned = {p for each in predecessor.members for p in MemberAssignment.decode(each.assignment).partitions}
-        except Malformed as error:
-            log.info("%s: cannot read the group before the join: %s", self._group_name, error)
-            return
-        if topics != self._wanted:
-            self._former = topics
-            mine = MemberAssignment.decode(predecessor.found.assignment).partitions
-            self._before = StickyUserData(frozenset(p for p in mine if p.topic in self._wanted))
-        self._assigned_before = Counter(partition.topic for partition in assigned)
 
     def _resolved(self) -> frozenset[str]:
         if self._selection.pattern is None:

@@ -8,24 +8,38 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from kafka.protocol.admin import DescribeGroupsRequest
 
 from allocator.core.client import Coordinator, KafkaClient, Reaction, for_code, reaction_to
+from allocator.protocols.kafka_classic.consumer_protocol import Malformed, MemberAssignment, Subscription
 from allocator.protocols.kafka_classic.messages import (
     DescribedMember,
     JoinedMember,
     describe_request,
     described_members,
 )
+from allocator.types import Partitions
 
 log = logging.getLogger(__name__)
 
 # seconds for the description of the group. Higher: a hung coordinator delays the join longer; lower: a slow one has to
 # repeat the description
 DESCRIBED_WITHIN_S = 5.0
+
+
+class Legacy(NamedTuple):
+    """What a static member takes over from its predecessor."""
+
+    topics: frozenset[str]
+    """The predecessor's subscription."""
+    partitions: Partitions
+    """The predecessor's assignment."""
+    counts: Counter[str]
+    """Topic -> number of assigned partitions in the group."""
 
 
 class Predecessor:
@@ -69,3 +83,16 @@ class Predecessor:
             log.info("%s", error)
         self.members = described_members(response)
         self.found = next((each for each in self.members if each.member.instance_id == self._instance_id), None)
+
+    def legacy(self) -> Optional[Legacy]:
+        """Returns None if there was no predecessor, or if another client wrote what cannot be read."""
+        if self.found is None:
+            return None
+        try:
+            topics = frozenset(Subscription.decode(self.found.member.metadata).topics)
+            mine = MemberAssignment.decode(self.found.assignment).partitions
+            assigned = {p for each in self.members for p in MemberAssignment.decode(each.assignment).partitions}
+        except Malformed as error:
+            log.info("%s: cannot read the group before the join: %s", self._group_name, error)
+            return None
+        return Legacy(topics, mine, Counter(partition.topic for partition in assigned))

@@ -487,7 +487,9 @@ class Generates:
         yield record
 
 
-@pytest.mark.parametrize("function", [generate, generate_async, Generates(), functools.partial(generate)])
+@pytest.mark.parametrize(
+    "function", [generate, generate_async, Generates(), functools.partial(generate), functools.partial(Generates())]
+)
 def test_a_generator_function_is_refused_as_a_handler_before_the_start(function: Any) -> None:
     with pytest.raises(ConfigError, match="is a generator function"):
         Handler("test", function)

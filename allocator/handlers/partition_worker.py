@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 WARN_EVERY_S = 10.0  # seconds between two warnings about a call that does not end
 MAX_OFFSETS_IN_WARNING = 3
+CALL_RUNS = "the handler has not returned"
 
 
 class PartitionWorker(LaneOwner):
@@ -63,7 +64,9 @@ class PartitionWorker(LaneOwner):
         if work.results.exactly_once:
             self._committing = Committing(work.results, self, self._committed, self._refuse, self._letter_ended)
         self.cut_off = False
-        """True once running calls were cut off."""
+        """True once running calls were cut off, because they took too long or because the partition was lost."""
+        self.late = ""
+        """What kept the partition for longer than `drain_timeout_s`, like `awaited`; empty: nothing has."""
         self._given_up = False
         self._concluding = False
         self._overdue: asyncio.TimerHandle | None = None
@@ -233,7 +236,7 @@ class PartitionWorker(LaneOwner):
 
     def _cut_off(self, after_s: float) -> None:
         log.warning(
-            "%s: the handler has not returned within %g s at offset %s; the partition moves when it has returned",
+            "%s: %s within %g s at offset %s; the partition moves after that",
             self.name,
             after_s,
             ", ".join(map(str, self.in_call())),
@@ -248,9 +251,11 @@ class PartitionWorker(LaneOwner):
         if self._is_quiet or self.cut_off:
             return
         self.cut_off = True
+        self.late = self.late or self.awaited
         for letter in self._letters:
             letter.cancel()
         if self._committing is not None and self._committing.task is not None:
+            self.awaited,
             self._committing.task.cancel()
         self._given_up = bool(self._work.lanes.cut(list(self.calls)))
 
@@ -262,8 +267,9 @@ class PartitionWorker(LaneOwner):
         return [argument for unit in found if (argument := unit.argument) is not None]
 
     def in_call(self) -> list[int]:
-        """Returns the lowest offsets of the records whose calls run or which become dead letters."""
-        lanes = [lane for lane in self.calls or self.lanes.values() if lane.units]
+        """Returns the lowest offsets of the records whose calls run, which become dead letters, or whose results are
+        not committed."""
+        lanes = [lane for lane in self.calls or (self._letters and self.lanes.values()) if lane.units]
         arguments = [
             next((unit.argument for unit in lane.in_call() if unit.argument is not None), None) for lane in lanes
         ]
@@ -277,6 +283,13 @@ class PartitionWorker(LaneOwner):
             try:
                 await within(self._work.until_free([self]), self._work.handling.drain_timeout_s)
             except asyncio.TimeoutError:
+    @property
+    def awaited(self) -> str:
+        """What keeps the partition, as a clause for a log line."""
+        if self.calls:
+            return CALL_RUNS
+        return "a failed record is not written elsewhere" if self._letters else "the results are not committed"
+
                 log.error("%s: the handler ignores its cancellation", self.name)
 
     @property

@@ -46,7 +46,7 @@ from allocator.handlers.handlers import Handler, preparing
 from allocator.handlers.handling import Handling
 from allocator.handlers.lanes import Lanes
 from allocator.handlers.late_producer import LateProducer
-from allocator.handlers.partition_worker import PartitionWorker
+from allocator.handlers.partition_worker import CALL_RUNS, PartitionWorker
 from allocator.handlers.results import Results
 from allocator.handlers.retry_topics import RetryPlan, RetryTopics
 from allocator.types import Partitions, TopicPartition
@@ -338,10 +338,14 @@ class Processor:
             worker.drain()
         workers = [worker for worker in self._workers if not worker.has_ended]
         await self._until_ended(workers, timeout_s)
-        late = [worker for worker in workers if worker.cut_off or not worker.has_ended]
+        late = [worker for worker in workers if worker.late or not worker.has_ended]
         if not late:
             return
-        places = [f"{worker.name} offset {offset}" for worker in late for offset in worker.in_call()]
+        places = []
+        for worker in late:
+            awaited = worker.late or worker.awaited
+            why = "" if awaited == CALL_RUNS else f" ({awaited})"
+            places += [f"{worker.name} offset {offset}{why}" for offset in worker.in_call()]
         for worker in late:
             worker.cut()
         await self._until_ended(late, HEED_S)

@@ -1029,3 +1029,27 @@ async def test_stopping_waits_for_drain_timeout_s_once_and_names_the_call_that_w
         finally:
             release.set()
         await until(lambda: not it.processor.stuck and not it.source.positions)
+async def test_a_stop_after_a_loss_waits_for_the_cancelled_calls_without_an_error() -> None:
+    cluster, cancelled, may_end = Cluster(records=4), asyncio.Event(), asyncio.Event()
+    inside = asyncio.Event()
+
+    async def handle(record: Record) -> None:
+        inside.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+            await may_end.wait()
+
+    async with running(cluster, handle) as it:
+        await inside.wait()
+        lost = asyncio.ensure_future(it.source.lose())
+        await cancelled.wait()
+        it.processor.stop()
+        await another_handles_all()
+        may_end.set()
+        await asyncio.wait({it.task}, timeout=DEADLINE_S)
+        assert it.task.exception() is None
+        await lost
+
+

@@ -98,7 +98,7 @@ class OperatorCommands:
         self._consumer.fetcher.wake()
         if processor is not None:
             offsets = {partition: frozenset(each) for partition, each in skipped.items()}
-            processor.command(RecordCommands(frozenset(paused), quarantined, offsets))
+            processor.command(RecordCommands(quarantined, offsets))
 
     def _refuse(self, command: Command, ours: Partitions) -> None:
         if not ours or command.id in self._refused:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from allocator.core.aio import BackgroundTasks
 from allocator.core.consumer import RecordCommands
-from allocator.core.subscription import Call, Hold
+from allocator.core.subscription import Call, Hold, TopicPartitionState
 from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, check_done
 from allocator.handlers.results import Results, produced
@@ -44,6 +44,9 @@ class LaneOwner(Hold):
     """The lanes with records by key; with ordering "partition", one at None. `Lanes` adds to it, the owner removes."""
     calls: set[Lane]
     """The lanes whose calls run. `Lanes` adds to it, and `end` removes."""
+    parked: dict[Lane, None]
+    """The lanes that were ready while the partition was paused. `Lanes` adds to it, the owner wakes them."""
+    tenure: TopicPartitionState
 
     def where(self, offset: int) -> dict[str, Any]:
         raise NotImplementedError
@@ -103,8 +106,8 @@ class Lane:
 class Lanes:
     """Runs ready lanes in the order in which they became ready, at most `concurrency` at once.
 
-    Guarantee: each lane has one call at a time. A call begins only while `may_act` returns True and the worker of the
-    lane is not stopping. While it runs, its lane is in the worker's `calls`.
+    Guarantee: each lane has one call at a time. A call begins only while `may_act` returns True, the partition is not
+    paused and the worker of the lane is not stopping. While it runs, its lane is in the worker's `calls`.
     """
 
     def __init__(
@@ -126,9 +129,8 @@ class Lanes:
         self._may_act = may_act
         self._until_active = until_active
         self._ready: deque[Lane] = deque()
-        self._commands = RecordCommands()
-        self._parked: dict[Lane, None] = {}
-        """Ready lanes of partitions that an operator paused."""
+        self.commands = RecordCommands()
+        """The operator commands. New ones take effect at the next turn of each lane."""
         self._running = 0
         self._waits_for_lease = self._closing = False
         self._ends = 0.0
@@ -172,17 +174,6 @@ class Lanes:
             self._ready.append(lane)
             self._start_one()
 
-    def command(self, commands: RecordCommands) -> None:
-        """Replaces the operator commands. They take effect at the next turn of each lane."""
-        self._commands = commands
-        parked, self._parked = self._parked, {}
-        for lane in parked:
-            self.wake(lane)
-
-    def forget(self, worker: LaneOwner) -> None:
-        """Drops the parked lanes of a worker that has ended, because a pause may last for days."""
-        self._parked = {lane: None for lane in self._parked if lane.worker is not worker}
-
     def _start_one(self) -> None:
         if self._running < self._concurrency and not self._waits_for_lease:
             self._running += 1
@@ -222,8 +213,8 @@ class Lanes:
             lane.queued = False
             if lane.worker.stopping or not lane.units:
                 continue
-            if lane.worker.partition in self._commands.paused:
-                self._parked[lane] = None
+            if lane.worker.tenure.is_paused:
+                lane.worker.parked[lane] = None
             else:
                 lane.running = True
                 lane.worker.calls.add(lane)
@@ -271,7 +262,7 @@ class Lanes:
 
     async def _turn(self, lane: Lane, entered: Call, finished: list[Unit]) -> BaseException | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
-        commands, kept = self._commands, self._results.exactly_once
+        commands, tenure, kept = self.commands, worker.tenure, self._results.exactly_once
         guard = guard_of(commands, worker.partition)
         clock = asyncio.get_running_loop().time
         ends = clock() + SLICE_S
@@ -304,10 +295,10 @@ class Lanes:
             _returned(unit, records, kept=kept)
             units.popleft()
             finished.append(unit)
-            if self._pass_is_long() or worker.stopping or not may_act():
+            if self._pass_is_long() or worker.stopping or tenure.paused or not may_act():
                 break
-            if self._commands is not commands:
-                break  # the new commands may pause this partition
+            if self.commands is not commands:
+                break  # an operator may have paused the partition, or skips a record
             if self._ready and clock() >= ends:
                 break  # otherwise a key that always has records would block the waiting lanes forever
         return None
@@ -383,11 +374,14 @@ class Lanes:
             call = self._handler.call_plain if self._children is None else partial(self._children.call, lane)
             error: BaseException | None = None
             count, worker, begun = 0, lane.worker, now
-            guard = guard_of(self._commands, worker.partition)
+            commands, tenure = self.commands, worker.tenure
+            guard = guard_of(commands, worker.partition)
             entered = worker.enter()  # in the context of this thread, which runs no other code
             for unit in units:
-                if now >= ends or worker.stopping or not may_act():
+                if now >= ends or worker.stopping or tenure.paused or not may_act():
                     break
+                if self.commands is not commands:
+                    break  # as in `_turn`
                 try:
                     records: Sequence[TakenRecord] = ()
                     _begin(worker, entered, unit)

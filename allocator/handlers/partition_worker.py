@@ -12,7 +12,7 @@ from typing import Any
 from allocator.core.aio import start_task, within
 from allocator.core.subscription import DoneSet, Hold, SubscriptionState
 from allocator.handlers.admission import Admission, Work
-from allocator.handlers.guard import KeptBack
+from allocator.handlers.guard import KeptBack, guard_of
 from allocator.handlers.lanes import Lane, LaneOwner, comes_again
 from allocator.handlers.results import Committing
 from allocator.handlers.window import Unit, offset_of
@@ -31,8 +31,8 @@ class PartitionWorker(LaneOwner):
     It holds these records: a release of the partition waits for its calls.
 
     Guarantee: a record is done only if the handler has returned, its dead letter is acknowledged, or a setting skips
-    it. After `stop`, `drain` or `abandon` no further call begins. No call begins while someone else holds records of
-    the partition, such as a former worker: two concurrent calls would break the order.
+    it. After `stop`, `drain` or `abandon`, and while the partition is paused, no further call begins, nor while someone
+    else holds records of the partition, such as a former worker: two concurrent calls would break the order.
     """
 
     def __init__(self, state: SubscriptionState, partition: TopicPartition, start: int, work: Work) -> None:
@@ -54,6 +54,7 @@ class PartitionWorker(LaneOwner):
         self._work = work
         self.lanes: dict[Any, Lane] = {}
         self.calls: set[Lane] = set()
+        self.parked: dict[Lane, None] = {}
         self._waiting: set[Lane] = set()
         """Lanes whose first record has failed and waits for its next attempt."""
         self._letters: set[asyncio.Task[None]] = set()
@@ -111,6 +112,12 @@ class PartitionWorker(LaneOwner):
         if full is not self.full:
             self.full = full
             self._work.changed()
+
+    def resume(self) -> None:
+        parked, self.parked = self.parked, {}
+        for lane in parked:
+            self._work.lanes.wake(lane)
+        self.keep_back()
 
     def conclude(self) -> None:
         self._concluding = True
@@ -179,17 +186,26 @@ class PartitionWorker(LaneOwner):
             if not self.stopping:  # else the next owner of the partition tries again
                 self._waiting.add(lane)
                 lane.timer = loop.call_later(delay_s, self._again, lane)
+                self.keep_back()  # the command may have come during the call
             return
         letter = start_task(self._give_up(lane, error), f"give up {self.name}")
         self._letters.add(letter)
         letter.add_done_callback(self._letter_ended)
 
-    def retry_now(self) -> None:
-        """Starts the next attempts of failed records at once."""
+    def keep_back(self) -> None:
+        """Ends the waits of those failed records that an operator command keeps from the handler."""
+        guard = guard_of(self._work.lanes.commands, self.partition)
+        if guard is None or self.tenure.is_paused:
+            return
         for lane in list(self._waiting):
-            if lane.timer is not None:
-                lane.timer.cancel()
-                self._again(lane)
+            try:
+                guard(lane.units[0].argument)
+            except KeptBack as error:
+                if lane.timer is not None:
+                    lane.timer.cancel()
+                lane.timer = None
+                self._waiting.discard(lane)
+                self._failed(lane, error)
 
     def _again(self, lane: Lane) -> None:
         lane.timer, lane.held = None, False
@@ -235,9 +251,11 @@ class PartitionWorker(LaneOwner):
             self._overdue = asyncio.get_running_loop().call_later(timeout_s, self._cut_off, timeout_s)
 
     def _cut_off(self, after_s: float) -> None:
+        self.late = self.late or self.awaited
         log.warning(
             "%s: %s within %g s at offset %s; the partition moves after that",
             self.name,
+            self.awaited,
             after_s,
             ", ".join(map(str, self.in_call())),
             extra=self.where(self.admission.position),
@@ -251,11 +269,9 @@ class PartitionWorker(LaneOwner):
         if self._is_quiet or self.cut_off:
             return
         self.cut_off = True
-        self.late = self.late or self.awaited
         for letter in self._letters:
             letter.cancel()
         if self._committing is not None and self._committing.task is not None:
-            self.awaited,
             self._committing.task.cancel()
         self._given_up = bool(self._work.lanes.cut(list(self.calls)))
 
@@ -265,6 +281,13 @@ class PartitionWorker(LaneOwner):
             with contextlib.suppress(IndexError):  # in another thread, the call of its last record has just returned
                 found += lane.in_call()
         return [argument for unit in found if (argument := unit.argument) is not None]
+
+    @property
+    def awaited(self) -> str:
+        """What keeps the partition, as a clause for a log line."""
+        if self.calls:
+            return CALL_RUNS
+        return "a failed record is not written elsewhere" if self._letters else "the results are not committed"
 
     def in_call(self) -> list[int]:
         """Returns the lowest offsets of the records whose calls run, which become dead letters, or whose results are
@@ -283,13 +306,6 @@ class PartitionWorker(LaneOwner):
             try:
                 await within(self._work.until_free([self]), self._work.handling.drain_timeout_s)
             except asyncio.TimeoutError:
-    @property
-    def awaited(self) -> str:
-        """What keeps the partition, as a clause for a log line."""
-        if self.calls:
-            return CALL_RUNS
-        return "a failed record is not written elsewhere" if self._letters else "the results are not committed"
-
                 log.error("%s: the handler ignores its cancellation", self.name)
 
     @property
@@ -324,7 +340,7 @@ class PartitionWorker(LaneOwner):
             for lane in self.lanes.values():
                 lane.units.clear()
             self.lanes.clear()
-            self._work.lanes.forget(self)
+            self.parked.clear()  # a pause may last for days
             self._work.freed()
 
     def where(self, offset: int) -> dict[str, Any]:

@@ -41,7 +41,6 @@ from allocator.errors import (
 from allocator.handlers.admission import InHandBytes, Work
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.failures import Failures
-from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, preparing
 from allocator.handlers.handling import Handling
 from allocator.handlers.lanes import Lanes
@@ -93,10 +92,10 @@ class Processor:
 
     def command(self, commands: RecordCommands) -> None:
         """Replaces the operator commands. Called by the consumer."""
-        self._work.lanes.command(commands)
+        self._work.lanes.commands = commands
         for worker in self._workers:
-            if worker.takes_more and guard_of(commands, worker.partition) is not None:
-                worker.retry_now()
+            if worker.takes_more:
+                worker.keep_back()
 
     async def run(
         self, consumer: ConsumerBase, *, started: Callable[[], None] | None = None, restart: bool = True

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from allocator.core.consumer.commit_metadata import IDS_CHARACTERS, STAMP_CHARACTERS
-from allocator.core.consumer.record_processor import RecordCommands
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import topic_of_offset
 from allocator.errors import ConfigError, DeserializationError, HandlerCutOff, HandlerFailed
@@ -355,7 +354,7 @@ async def test_records_of_a_paused_partition_are_freed_when_it_moves(ordering: s
         raise AssertionError("it is paused")
 
     def prepare(source: FakeSource) -> None:
-        source.commands = RecordCommands(paused=frozenset({PARTITION}))
+        source.state.hold_back(frozenset({PARTITION}))
 
     async with running(cluster, handle, ordering=ordering, prepare=prepare) as it:
         for _ in range(3):

@@ -152,7 +152,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
 
     def resume(self, partition: TopicPartition) -> None:
         self._of(partition).paused = False
-        self.version += 1
+        self._resumed([partition])
 
     def paused_partitions(self) -> set[TopicPartition]:
         return {tp for tp, state in self.assignment.items() if state.paused}
@@ -176,8 +176,16 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         Replaces the earlier set. The user's pauses stay.
         """
         if partitions != self.held_back:
-            self.held_back = partitions
-            self.version += 1
+            before, self.held_back = self.held_back, partitions
+            self._resumed(before - partitions)
+
+    def _resumed(self, partitions: Iterable[TopicPartition]) -> None:
+        self.version += 1
+        for partition in partitions:
+            tenure = self.assignment.get(partition)
+            if tenure is not None and not tenure.is_paused:
+                for hold in tenure.holds:
+                    hold.resume()
 
     # -- positions
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from allocator.commands.command import (
     KINDS,
     LEADERS_KINDS,
+    NOT_KEPT,
     OWNERS_KINDS,
     Command,
     CommandKeeper,

@@ -76,13 +76,15 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         """The member ids under which this process has committed."""
         self.on_freed: Callable[[], None] = lambda: None
         """Called when someone has ended the work on delivered records."""
+        self.on_read: Callable[[], None] = lambda: None
+        """Called when the reader has got its first records, so that no processor handles them."""
         self.on_start: Callable[[], None] = lambda: None
         """Called when a reset has found the start of a partition without a committed offset, past earlier records."""
         self.on_doubt: Callable[[], None] | None = None
         """Called when a log came into doubt (`TopicPartitionState.in_doubt`); None if nobody can decide."""
         self.doubts: Counter[str] = Counter()
         """How often each topic came into doubt: offsets that were read before may be those of a former topic."""
-        self.reader = ReaderHolds(lambda: self.on_freed())
+        self.reader = ReaderHolds(lambda: self.on_freed(), lambda: self.on_read())
         """What the reader works on. Empty while a processor handles the records."""
 
     # -- assignment

@@ -130,7 +130,9 @@ class Lanes:
         self._until_active = until_active
         self._ready: deque[Lane] = deque()
         self.commands = RecordCommands()
-        """The operator commands. New ones take effect at the next turn of each lane."""
+        """The operator commands in effect."""
+        self._latest = object()
+        """Identifies the turns that may go on. Each turn has the object that was here when it began."""
         self._running = 0
         self._waits_for_lease = self._closing = False
         self._ends = 0.0
@@ -173,6 +175,15 @@ class Lanes:
             lane.queued = True
             self._ready.append(lane)
             self._start_one()
+
+    def command(self, commands: RecordCommands) -> None:
+        """Replaces the operator commands."""
+        self.commands = commands
+        self.end_turns()
+
+    def end_turns(self) -> None:
+        """Ends each turn after its current call: commands have changed, or a partition was paused."""
+        self._latest = object()
 
     def _start_one(self) -> None:
         if self._running < self._concurrency and not self._waits_for_lease:
@@ -262,8 +273,8 @@ class Lanes:
 
     async def _turn(self, lane: Lane, entered: Call, finished: list[Unit]) -> BaseException | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
-        commands, tenure, kept = self.commands, worker.tenure, self._results.exactly_once
-        guard = guard_of(commands, worker.partition)
+        latest, kept = self._latest, self._results.exactly_once
+        guard = guard_of(self.commands, worker.partition)
         clock = asyncio.get_running_loop().time
         ends = clock() + SLICE_S
         while units:
@@ -295,10 +306,10 @@ class Lanes:
             _returned(unit, records, kept=kept)
             units.popleft()
             finished.append(unit)
-            if self._pass_is_long() or worker.stopping or tenure.paused or not may_act():
+            if self._pass_is_long() or worker.stopping or not may_act():
                 break
-            if self.commands is not commands:
-                break  # an operator may have paused the partition, or skips a record
+            if self._latest is not latest:
+                break  # otherwise a paused partition would go on
             if self._ready and clock() >= ends:
                 break  # otherwise a key that always has records would block the waiting lanes forever
         return None
@@ -326,7 +337,7 @@ class Lanes:
                 turn = self._bundle()
                 if not turn:
                     return
-                call = self.threads.submit(self._turn_in_thread, turn, asyncio.get_running_loop())
+                call = self.threads.submit(self._turn_in_thread, turn, self._latest, asyncio.get_running_loop())
                 for lane, _ in turn:
                     lane.call = call
                 results = await asyncio.wrap_future(call)
@@ -360,7 +371,7 @@ class Lanes:
         return turn
 
     def _turn_in_thread(
-        self, turn: Sequence[tuple[Lane, list[Unit]]], loop: asyncio.AbstractEventLoop
+        self, turn: Sequence[tuple[Lane, list[Unit]]], latest: object, loop: asyncio.AbstractEventLoop
     ) -> list[tuple[int, BaseException | None, float]]:
         """Runs the calls of some lanes in a thread.
 
@@ -374,14 +385,11 @@ class Lanes:
             call = self._handler.call_plain if self._children is None else partial(self._children.call, lane)
             error: BaseException | None = None
             count, worker, begun = 0, lane.worker, now
-            commands, tenure = self.commands, worker.tenure
-            guard = guard_of(commands, worker.partition)
+            guard = guard_of(self.commands, worker.partition)
             entered = worker.enter()  # in the context of this thread, which runs no other code
             for unit in units:
-                if now >= ends or worker.stopping or tenure.paused or not may_act():
+                if now >= ends or worker.stopping or self._latest is not latest or not may_act():
                     break
-                if self.commands is not commands:
-                    break  # as in `_turn`
                 try:
                     records: Sequence[TakenRecord] = ()
                     _begin(worker, entered, unit)

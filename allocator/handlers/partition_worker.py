@@ -113,7 +113,10 @@ class PartitionWorker(LaneOwner):
             self.full = full
             self._work.changed()
 
-    def resume(self) -> None:
+    def pause_changed(self) -> None:
+        if self.tenure.is_paused:
+            self._work.lanes.end_turns()
+            return
         parked, self.parked = self.parked, {}
         for lane in parked:
             self._work.lanes.wake(lane)
@@ -292,7 +295,7 @@ class PartitionWorker(LaneOwner):
     def in_call(self) -> list[int]:
         """Returns the lowest offsets of the records whose calls run, which become dead letters, or whose results are
         not committed."""
-        lanes = [lane for lane in self.calls or (self._letters and self.lanes.values()) if lane.units]
+        lanes = [lane for lane in self.calls or (self.lanes.values() if self._letters else ()) if lane.units]
         arguments = [
             next((unit.argument for unit in lane.in_call() if unit.argument is not None), None) for lane in lanes
         ]

@@ -92,7 +92,7 @@ class Processor:
 
     def command(self, commands: RecordCommands) -> None:
         """Replaces the operator commands. Called by the consumer."""
-        self._work.lanes.commands = commands
+        self._work.lanes.command(commands)
         for worker in self._workers:
             if worker.takes_more:
                 worker.keep_back()

@@ -138,8 +138,8 @@ class Hold:
     def conclude(self) -> None:
         """Called when the log was truncated or replaced: the hold still handles its records, and gets no others."""
 
-    def resume(self) -> None:
-        """Called when the partition is no longer paused."""
+    def pause_changed(self) -> None:
+        """Called when the user or an operator has paused or resumed the partition."""
 
     async def abandon(self) -> None:
         """Called when the partition is lost: cuts off what has begun, and waits a limited time for it."""

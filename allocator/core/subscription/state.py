@@ -150,11 +150,11 @@ class SubscriptionState(Tenures[TopicPartitionState]):
     def pause(self, partition: TopicPartition) -> None:
         """Stops the delivery of the partition until `resume`. Its position stays."""
         self._of(partition).paused = True
-        self.version += 1
+        self._pauses_changed([partition])
 
     def resume(self, partition: TopicPartition) -> None:
         self._of(partition).paused = False
-        self._resumed([partition])
+        self._pauses_changed([partition])
 
     def paused_partitions(self) -> set[TopicPartition]:
         return {tp for tp, state in self.assignment.items() if state.paused}
@@ -179,15 +179,14 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         """
         if partitions != self.held_back:
             before, self.held_back = self.held_back, partitions
-            self._resumed(before - partitions)
+            self._pauses_changed(before ^ partitions)
 
-    def _resumed(self, partitions: Iterable[TopicPartition]) -> None:
+    def _pauses_changed(self, partitions: Iterable[TopicPartition]) -> None:
         self.version += 1
         for partition in partitions:
             tenure = self.assignment.get(partition)
-            if tenure is not None and not tenure.is_paused:
-                for hold in tenure.holds:
-                    hold.resume()
+            for hold in () if tenure is None else tenure.holds:
+                hold.pause_changed()
 
     # -- positions
 

@@ -15,5 +15,6 @@ from allocator.commands.command import (
     CommandKeeper,
     CommandResult,
     Commands,
+    last_reports,
 )
 from allocator.commands.operator_commands import OperatorCommands

@@ -241,7 +241,7 @@ OWNERS_KINDS = tuple(kind.name for kind in _KINDS if kind.acts == "owner")
 @dataclass(frozen=True)
 class CommandResult:
     """What one member reports about a command for some of its partitions: the result of a command that is carried out
-    once, or else whether the member can follow the command (`Command.refusals`)."""
+    once, or else whether the member can follow the command (`KEPT`, `NOT_KEPT`)."""
 
     when: int
     """Milliseconds since the epoch."""
@@ -343,16 +343,6 @@ class Command:
         """The partitions that have no result yet, for a command that is carried out once."""
         return self.partitions.difference(*(result.partitions for result in self.results))
 
-    @cached_property
-    def reported(self) -> Mapping[TopicPartition, str]:
-        """Partition -> the last report of an owner about it."""
-        return {partition: result.what for result in self.results for partition in result.partitions}
-
-    @property
-    def refusals(self) -> frozenset[str]:
-        """The reasons why owners cannot follow the command. An owner that can replaces the report of an earlier one."""
-        return frozenset(what for what in self.reported.values() if what.startswith(NOT_KEPT))
-
     @property
     def done(self) -> bool:
         """Whether the command is carried out once for each partition, and every partition has a result."""
@@ -412,6 +402,12 @@ class Command:
         """Whether it expired or was done more than a day ago."""
         ended = max((result.when for result in self.results), default=self.when) if self.done else self.expires
         return ended is not None and ended + KEPT_MS <= now_ms
+
+
+def last_reports(command: Command) -> dict[TopicPartition, str]:
+    """Returns partition -> the last report of an owner about it: an owner that can follow a command takes back the
+    report of an earlier one."""
+    return {partition: result.what for result in command.results for partition in result.partitions}
 
 
 @dataclass(frozen=True)

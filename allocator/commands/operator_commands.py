@@ -8,7 +8,16 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 
-from allocator.commands.command import KEPT, NOT_KEPT, OWNERS_KINDS, Command, CommandKeeper, CommandResult, Commands
+from allocator.commands.command import (
+    KEPT,
+    NOT_KEPT,
+    OWNERS_KINDS,
+    Command,
+    CommandKeeper,
+    CommandResult,
+    Commands,
+    last_reports,
+)
 from allocator.core.aio import wall_ms
 from allocator.core.consumer import CommandedConsumer, RecordCommands
 from allocator.core.subscription import Tenure
@@ -110,7 +119,7 @@ class OperatorCommands:
     def _tell(self, command: Command, ours: Partitions, what: str) -> None:
         """Reports whether this member follows the command, unless that is the last report about a partition. Without a
         report, an owner follows it."""
-        reported = dict(command.reported)
+        reported = last_reports(command)
         for result in self._results[command.id].unwritten if command.id in self._results else ():
             reported.update(dict.fromkeys(result.partitions, result.what))
         partitions = frozenset(each for each in ours if reported.get(each, KEPT) != what)

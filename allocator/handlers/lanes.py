@@ -7,6 +7,7 @@ import concurrent.futures
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,6 @@ class LaneOwner(Hold):
     """Worker of the partition that a lane belongs to."""
 
     partition: TopicPartition
-    name: str
     stopping: bool
     stopped: asyncio.Event
     """Set together with `stopping`."""
@@ -44,12 +44,19 @@ class LaneOwner(Hold):
     """The lanes with records by key; with ordering "partition", one at None. `Lanes` adds to it, the owner removes."""
     calls: set[Lane]
     """The lanes whose calls run. `Lanes` adds to it, and `end` removes."""
-    parked: dict[Lane, None]
-    """The lanes that were ready while the partition was paused. `Lanes` adds to it, the owner wakes them."""
     tenure: TopicPartitionState
 
+    @property
+    def name(self) -> str:
+        return f"{self.partition.topic}:{self.partition.partition}"
+
+    @property
+    def is_paused(self) -> bool:
+        return self.tenure.record.is_paused(self.tenure)
+
     def where(self, offset: int) -> dict[str, Any]:
-        raise NotImplementedError
+        """Returns the topic, the partition and this offset as extra fields of a log line."""
+        return {"topic": self.partition.topic, "partition": self.partition.partition, "offset": offset}
 
     def end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float) -> None:
         """Called after the calls of a lane, which took `seconds`.
@@ -129,10 +136,10 @@ class Lanes:
         self._may_act = may_act
         self._until_active = until_active
         self._ready: deque[Lane] = deque()
+        self._parked: dict[Lane, None] = {}
+        """Ready lanes of paused partitions."""
         self.commands = RecordCommands()
-        """The operator commands in effect."""
-        self._latest = object()
-        """Identifies the turns that may go on. Each turn has the object that was here when it began."""
+        """The operator commands in effect. A turn ends after its current call once another object is here."""
         self._running = 0
         self._waits_for_lease = self._closing = False
         self._ends = 0.0
@@ -179,11 +186,21 @@ class Lanes:
     def command(self, commands: RecordCommands) -> None:
         """Replaces the operator commands."""
         self.commands = commands
-        self.end_turns()
+
+    def resume(self, worker: LaneOwner) -> None:
+        """Queues the parked lanes of a worker whose partition is no longer paused."""
+        parked = [lane for lane in self._parked if lane.worker is worker]
+        self.forget(worker)
+        for lane in parked:
+            self.wake(lane)
+
+    def forget(self, worker: LaneOwner) -> None:
+        """Drops the parked lanes of a worker that has ended, because a pause may last for days."""
+        self._parked = {lane: None for lane in self._parked if lane.worker is not worker}
 
     def end_turns(self) -> None:
-        """Ends each turn after its current call: commands have changed, or a partition was paused."""
-        self._latest = object()
+        """Ends each turn after its current call, because a partition was paused."""
+        self.commands = replace(self.commands)
 
     def _start_one(self) -> None:
         if self._running < self._concurrency and not self._waits_for_lease:
@@ -224,8 +241,8 @@ class Lanes:
             lane.queued = False
             if lane.worker.stopping or not lane.units:
                 continue
-            if lane.worker.tenure.is_paused:
-                lane.worker.parked[lane] = None
+            if lane.worker.is_paused:
+                self._parked[lane] = None
             else:
                 lane.running = True
                 lane.worker.calls.add(lane)
@@ -273,8 +290,8 @@ class Lanes:
 
     async def _turn(self, lane: Lane, entered: Call, finished: list[Unit]) -> BaseException | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
-        latest, kept = self._latest, self._results.exactly_once
-        guard = guard_of(self.commands, worker.partition)
+        commands, kept = self.commands, self._results.exactly_once
+        guard = guard_of(commands, worker.partition)
         clock = asyncio.get_running_loop().time
         ends = clock() + SLICE_S
         while units:
@@ -308,7 +325,7 @@ class Lanes:
             finished.append(unit)
             if self._pass_is_long() or worker.stopping or not may_act():
                 break
-            if self._latest is not latest:
+            if self.commands is not commands:
                 break  # otherwise a paused partition would go on
             if self._ready and clock() >= ends:
                 break  # otherwise a key that always has records would block the waiting lanes forever
@@ -337,7 +354,7 @@ class Lanes:
                 turn = self._bundle()
                 if not turn:
                     return
-                call = self.threads.submit(self._turn_in_thread, turn, self._latest, asyncio.get_running_loop())
+                call = self.threads.submit(self._turn_in_thread, turn, self.commands, asyncio.get_running_loop())
                 for lane, _ in turn:
                     lane.call = call
                 results = await asyncio.wrap_future(call)
@@ -371,7 +388,7 @@ class Lanes:
         return turn
 
     def _turn_in_thread(
-        self, turn: Sequence[tuple[Lane, list[Unit]]], latest: object, loop: asyncio.AbstractEventLoop
+        self, turn: Sequence[tuple[Lane, list[Unit]]], commands: RecordCommands, loop: asyncio.AbstractEventLoop
     ) -> list[tuple[int, BaseException | None, float]]:
         """Runs the calls of some lanes in a thread.
 
@@ -385,10 +402,10 @@ class Lanes:
             call = self._handler.call_plain if self._children is None else partial(self._children.call, lane)
             error: BaseException | None = None
             count, worker, begun = 0, lane.worker, now
-            guard = guard_of(self.commands, worker.partition)
+            guard = guard_of(commands, worker.partition)
             entered = worker.enter()  # in the context of this thread, which runs no other code
             for unit in units:
-                if now >= ends or worker.stopping or self._latest is not latest or not may_act():
+                if now >= ends or worker.stopping or self.commands is not commands or not may_act():
                     break
                 try:
                     records: Sequence[TakenRecord] = ()

@@ -39,7 +39,7 @@ class PartitionWorker(LaneOwner):
         tenure = state.assignment[partition]
         super().__init__(tenure, in_order=work.by_batch)
         before = [hold for hold in tenure.holds if hold.busy]
-        self.partition, self.name = partition, f"{partition.topic}:{partition.partition}"
+        self.partition = partition
         self.stopping = False
         self.stopped = asyncio.Event()
         self.admission = Admission(
@@ -54,7 +54,6 @@ class PartitionWorker(LaneOwner):
         self._work = work
         self.lanes: dict[Any, Lane] = {}
         self.calls: set[Lane] = set()
-        self.parked: dict[Lane, None] = {}
         self._waiting: set[Lane] = set()
         """Lanes whose first record has failed and waits for its next attempt."""
         self._letters: set[asyncio.Task[None]] = set()
@@ -67,7 +66,7 @@ class PartitionWorker(LaneOwner):
         self.cut_off = False
         """True once running calls were cut off, because they took too long or because the partition was lost."""
         self.late = ""
-        """What kept the partition for longer than `drain_timeout_s`, like `awaited`; empty: nothing has."""
+        """What kept the partition for longer than `drain_timeout_s`, as a clause; empty: nothing has."""
         self._given_up = False
         self._concluding = False
         self._overdue: asyncio.TimerHandle | None = None
@@ -114,13 +113,11 @@ class PartitionWorker(LaneOwner):
             self._work.changed()
 
     def pause_changed(self) -> None:
-        if self.tenure.is_paused:
+        if self.is_paused:
             self._work.lanes.end_turns()
-            return
-        parked, self.parked = self.parked, {}
-        for lane in parked:
-            self._work.lanes.wake(lane)
-        self.keep_back()
+        else:
+            self._work.lanes.resume(self)
+            self.keep_back()
 
     def conclude(self) -> None:
         self._concluding = True
@@ -198,7 +195,7 @@ class PartitionWorker(LaneOwner):
     def keep_back(self) -> None:
         """Ends the waits of those failed records that an operator command keeps from the handler."""
         guard = guard_of(self._work.lanes.commands, self.partition)
-        if guard is None or self.tenure.is_paused:
+        if guard is None or self.is_paused:
             return
         for lane in list(self._waiting):
             try:
@@ -254,11 +251,13 @@ class PartitionWorker(LaneOwner):
             self._overdue = asyncio.get_running_loop().call_later(timeout_s, self._cut_off, timeout_s)
 
     def _cut_off(self, after_s: float) -> None:
-        self.late = self.late or self.awaited
+        pending = "a failed record is not written elsewhere" if self._letters else "the results are not committed"
+        awaited = CALL_RUNS if self.calls else pending
+        self.late = self.late or awaited
         log.warning(
             "%s: %s within %g s at offset %s; the partition moves after that",
             self.name,
-            self.awaited,
+            awaited,
             after_s,
             ", ".join(map(str, self.in_call())),
             extra=self.where(self.admission.position),
@@ -284,13 +283,6 @@ class PartitionWorker(LaneOwner):
             with contextlib.suppress(IndexError):  # in another thread, the call of its last record has just returned
                 found += lane.in_call()
         return [argument for unit in found if (argument := unit.argument) is not None]
-
-    @property
-    def awaited(self) -> str:
-        """What keeps the partition, as a clause for a log line."""
-        if self.calls:
-            return CALL_RUNS
-        return "a failed record is not written elsewhere" if self._letters else "the results are not committed"
 
     def in_call(self) -> list[int]:
         """Returns the lowest offsets of the records whose calls run, which become dead letters, or whose results are
@@ -343,12 +335,8 @@ class PartitionWorker(LaneOwner):
             for lane in self.lanes.values():
                 lane.units.clear()
             self.lanes.clear()
-            self.parked.clear()  # a pause may last for days
+            self._work.lanes.forget(self)
             self._work.freed()
-
-    def where(self, offset: int) -> dict[str, Any]:
-        """Returns the topic, the partition and this offset as extra fields of a log line."""
-        return {"topic": self.partition.topic, "partition": self.partition.partition, "offset": offset}
 
 
 def _offsets(units: Sequence[Unit], by_batch: bool) -> int:

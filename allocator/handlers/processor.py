@@ -342,8 +342,7 @@ class Processor:
             return
         places = []
         for worker in late:
-            awaited = worker.late or worker.awaited
-            why = "" if awaited == CALL_RUNS else f" ({awaited})"
+            why = "" if worker.late in ("", CALL_RUNS) else f" ({worker.late})"
             places += [f"{worker.name} offset {offset}{why}" for offset in worker.in_call()]
         for worker in late:
             worker.cut()

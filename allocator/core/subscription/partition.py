@@ -60,7 +60,6 @@ class TopicPartitionState(Progress):
         "high_watermark",
         "in_doubt",
         "last_stable_offset",
-        "paused",
         "record",
         "reset_from",
         "reset_strategy",
@@ -81,8 +80,6 @@ class TopicPartitionState(Progress):
         self._clock = clock
         self.epoch = self.record.next_epoch()
         self.fetch_state = FetchState.INITIALIZING
-        self.paused = False
-        """Whether the user has paused the partition."""
         self.in_doubt = 0
         """The number of times that the log came into doubt since this was last decided: it may be that of another
         topic with the same name. 0: it is not in doubt."""
@@ -156,15 +153,6 @@ class TopicPartitionState(Progress):
 
     # -- gates
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether the user or an operator command has paused the partition: a reader gets none of its records, and a
-        handler gets none of those that wait for it.
-
-        A hold that takes no more records (`Hold.full`) stops the fetch only.
-        """
-        return self.paused or self.partition in self.record.held_back
-
     def doubt_log(self) -> None:
         """Stops deliveries and commits until `end_doubt`: the topic may have been created again."""
         if self._position is not None:
@@ -189,7 +177,7 @@ class TopicPartitionState(Progress):
 
     def is_wanted(self) -> bool:
         """Like `is_fetchable`, but does not check the position."""
-        if self.is_paused or self.in_doubt or self.phase is not Phase.ACTIVE:
+        if self.record.is_paused(self) or self.in_doubt or self.phase is not Phase.ACTIVE:
             return False
         return not self.holds or not any(hold.full for hold in self.holds)
 

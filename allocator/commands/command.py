@@ -241,7 +241,7 @@ OWNERS_KINDS = tuple(kind.name for kind in _KINDS if kind.acts == "owner")
 @dataclass(frozen=True)
 class CommandResult:
     """What one member reports about a command for some of its partitions: the result of a command that is carried out
-    once, or else whether the member can follow the command (`KEPT`, `NOT_KEPT`)."""
+    once, or else whether the member can follow the command."""
 
     when: int
     """Milliseconds since the epoch."""

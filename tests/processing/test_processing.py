@@ -353,10 +353,13 @@ async def test_records_of_a_paused_partition_are_freed_when_it_moves(ordering: s
     async def handle(record: Record) -> None:
         raise AssertionError("it is paused")
 
-    def prepare(source: FakeSource) -> None:
-        source.state.hold_back(frozenset({PARTITION}))
+    class PauseAtTake(asyncio.Event):
+        def set(self) -> None:
+            it.source.pause(PARTITION)
+            super().set()
 
-    async with running(cluster, handle, ordering=ordering, prepare=prepare) as it:
+    async with running(cluster, handle, ordering=ordering) as it:
+        it.source.taken = PauseAtTake()
         for _ in range(3):
             await it.source.taken.wait()
             it.source.taken.clear()

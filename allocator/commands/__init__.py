@@ -9,10 +9,12 @@ from __future__ import annotations
 from allocator.commands.command import (
     KINDS,
     LEADERS_KINDS,
+    NOT_KEPT,
     OWNERS_KINDS,
     Command,
     CommandKeeper,
     CommandResult,
     Commands,
+    last_reports,
 )
 from allocator.commands.operator_commands import OperatorCommands

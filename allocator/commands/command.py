@@ -53,6 +53,9 @@ MAX_NAMES = 2_000  # members in one list
 MAX_COUNT = 1_000_000
 KEPT_MS = 86_400_000  # a day: how long an expired or done command stays visible
 
+KEPT, NOT_KEPT = "kept", "not kept: "
+"""The report of an owner that can follow a command after an owner could not, and the begin of one with the reason."""
+
 COMMAND_ID = re.compile(r"o-[0-9a-f]{8,32}\Z")
 POSITION = re.compile(r"(earliest|latest|(timestamp:)?[0-9]{1,18})\Z")
 KIND_NAME = re.compile(r"[a-z][a-z-]{0,39}\Z")
@@ -237,7 +240,8 @@ OWNERS_KINDS = tuple(kind.name for kind in _KINDS if kind.acts == "owner")
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The result of a command that is carried out once, for some of its partitions, by one member."""
+    """What one member reports about a command for some of its partitions: the result of a command that is carried out
+    once, or else whether the member can follow the command."""
 
     when: int
     """Milliseconds since the epoch."""
@@ -385,12 +389,25 @@ class Command:
 
     def _with(self, results: Collection[CommandResult]) -> Command:
         new = [each for each in results if each not in self.results]
-        return replace(self, results=(*self.results, *new)[: Commands.MAX_RESULTS]) if new else self
+        if not new:
+            return self
+        known = self.results
+        if self.kind in KINDS and not KINDS[self.kind].once:
+            # members report again and again, and the last report about a partition counts
+            known = tuple(each for each in known if not any(each.partitions <= later.partitions for later in new))
+            return replace(self, results=(*known, *new)[-Commands.MAX_RESULTS :])
+        return replace(self, results=(*known, *new)[: Commands.MAX_RESULTS])
 
     def _over(self, now_ms: int) -> bool:
         """Whether it expired or was done more than a day ago."""
         ended = max((result.when for result in self.results), default=self.when) if self.done else self.expires
         return ended is not None and ended + KEPT_MS <= now_ms
+
+
+def last_reports(command: Command) -> dict[TopicPartition, str]:
+    """Returns partition -> the last report of an owner about it: an owner that can follow a command takes back the
+    report of an earlier one."""
+    return {partition: result.what for result in command.results for partition in result.partitions}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,16 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 
-from allocator.commands.command import OWNERS_KINDS, Command, CommandKeeper, CommandResult, Commands
+from allocator.commands.command import (
+    KEPT,
+    NOT_KEPT,
+    OWNERS_KINDS,
+    Command,
+    CommandKeeper,
+    CommandResult,
+    Commands,
+    last_reports,
+)
 from allocator.core.aio import wall_ms
 from allocator.core.consumer import CommandedConsumer, RecordCommands
 from allocator.core.subscription import Tenure
@@ -18,6 +27,11 @@ from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
+REMEDIES = {
+    "skip": "this member reads its records itself, or in batches; use seek",
+    "quarantine": "this member has no dead-letter topic for its records; use pause",
+}
+"""The kinds of commands that only some members can follow -> the reason of the others, with the remedy."""
 
 
 class OperatorCommands:
@@ -43,8 +57,6 @@ class OperatorCommands:
         """Command id -> its results that are not written yet."""
         self._held_back: Counter[TopicPartition] = Counter()
         """Partition -> number of seeks that set the offset in the sink, or wait for another seek that does."""
-        self._refused: set[str] = set()
-        """Ids of the commands that this member has reported as impossible."""
         self._in_effect: dict[str, str] = {}
         """Command id -> text of each command that currently affects partitions of this member."""
 
@@ -68,7 +80,8 @@ class OperatorCommands:
         seeks = [each for each in self._commands.entries if each.kind == "seek" and not each.expired(now_ms)]
         self._newest_seek = {partition: each.id for each in seeks for partition in each.partitions}
         processor = self._consumer.processor
-        refused = frozenset({"skip", "quarantine"}) if processor is None else processor.refuses
+        refused = frozenset(REMEDIES) if processor is None else processor.refuses
+        is_known = processor is not None or self._consumer.state.reader.reads  # else `process` may follow
         paused: set[TopicPartition] = set()
         quarantined: dict[TopicPartition, str] = {}
         skipped: defaultdict[TopicPartition, set[int]] = defaultdict(set)
@@ -83,10 +96,13 @@ class OperatorCommands:
             elif command.kind == "seek":
                 self._seek_all(command, ours & command.left)
             elif command.kind in refused:
-                self._refuse(command, ours)
+                if is_known:
+                    self._tell(command, ours, NOT_KEPT + REMEDIES[command.kind])
             elif command.kind == "quarantine":
+                self._tell(command, ours, KEPT)
                 quarantined.update(dict.fromkeys(command.partitions, words))
             else:
+                self._tell(command, ours, KEPT)
                 for partition in command.partitions:
                     skipped[partition].add(command.arguments["offset"])
         for words in [each for id, each in in_effect.items() if id not in self._in_effect]:
@@ -98,18 +114,21 @@ class OperatorCommands:
         self._consumer.fetcher.wake()
         if processor is not None:
             offsets = {partition: frozenset(each) for partition, each in skipped.items()}
-            processor.command(RecordCommands(frozenset(paused), quarantined, offsets))
+            processor.command(RecordCommands(quarantined, offsets))
 
-    def _refuse(self, command: Command, ours: Partitions) -> None:
-        if not ours or command.id in self._refused:
+    def _tell(self, command: Command, ours: Partitions, what: str) -> None:
+        """Reports whether this member follows the command, unless that is the last report about a partition. Without a
+        report, an owner follows it."""
+        reported = last_reports(command)
+        for result in self._results[command.id].unwritten if command.id in self._results else ():
+            reported.update(dict.fromkeys(result.partitions, result.what))
+        partitions = frozenset(each for each in ours if reported.get(each, KEPT) != what)
+        if not partitions:
             return
-        self._refused.add(command.id)
-        why = {
-            "skip": "this member reads its records itself, or in batches; use seek",
-            "quarantine": "this member has no dead-letter topic for its records; use pause",
-        }[command.kind]
-        log.error("%s: command %s (%s) cannot be carried out: %s", self._consumer.group, str(command), command.id, why)
-        self._consumer.start_task(self._report(command, ours, f"not kept: {why}"), "command")
+        if what != KEPT:
+            why, name = what.removeprefix(NOT_KEPT), str(command)
+            log.error("%s: command %s (%s) cannot be carried out: %s", self._consumer.group, name, command.id, why)
+        self._consumer.start_task(self._write_report(command, self._add_report(command, partitions, what)), "command")
 
     def _seek_all(self, command: Command, partitions: Partitions) -> None:
         for partition in partitions:
@@ -220,11 +239,17 @@ class OperatorCommands:
 
     async def _report(self, command: Command, partitions: Partitions, what: str) -> bool:
         """Writes the result of a command. Returns False if the partitions have left this member before."""
-        results = self._results[command.id]
+        return await self._write_report(command, self._add_report(command, partitions, what))
+
+    def _add_report(self, command: Command, partitions: Partitions, what: str) -> CommandResult:
         result = CommandResult(wall_ms(), self._consumer.membership.member_id, partitions, what)
-        results.unwritten[result] = None
+        self._results[command.id].unwritten[result] = None
+        return result
+
+    async def _write_report(self, command: Command, result: CommandResult) -> bool:
+        results = self._results[command.id]
         try:
-            while result in results.unwritten and self._consumer.state.owned & partitions != NO_PARTITIONS:
+            while result in results.unwritten and self._consumer.state.owned & result.partitions != NO_PARTITIONS:
                 try:
                     await self._write(command.id, results)
                 except AllocatorError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -37,7 +38,7 @@ class Handler:
 
     def __post_init__(self) -> None:
         """Raises HandlerMisuse for a generator function: its body would never run."""
-        for each in (self.function, getattr(self.function, "__call__", None)):  # noqa: B004
+        for each in _called(self.function):
             if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
                 raise HandlerMisuse(
                     f"handler {self.name!r} is a generator function, because it contains `yield`: a call would run "
@@ -87,8 +88,20 @@ def is_coroutine(function: Any) -> bool:
     tornado = sys.modules.get("tornado.gen")  # imported by whoever wrote `@gen.coroutine`
     return any(
         inspect.iscoroutinefunction(each) or (tornado is not None and tornado.is_coroutine_function(each))
-        for each in (function, getattr(function, "__call__", None))  # noqa: B004
+        for each in _called(function)
     )
+
+
+def _called(function: Any) -> tuple[Any, Any]:
+    """Returns the function itself and its `__call__`, both without the `functools.partial` around them."""
+    function = _without_partial(function)
+    return function, _without_partial(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _without_partial(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
 
 
 @dataclass(frozen=True)

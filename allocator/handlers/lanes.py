@@ -7,12 +7,13 @@ import concurrent.futures
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from allocator.core.aio import BackgroundTasks
 from allocator.core.consumer import RecordCommands
-from allocator.core.subscription import Call, Hold
+from allocator.core.subscription import Call, Hold, TopicPartitionState
 from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, check_done
 from allocator.handlers.results import Results, produced
@@ -36,7 +37,6 @@ class LaneOwner(Hold):
     """Worker of the partition that a lane belongs to."""
 
     partition: TopicPartition
-    name: str
     stopping: bool
     stopped: asyncio.Event
     """Set together with `stopping`."""
@@ -44,9 +44,19 @@ class LaneOwner(Hold):
     """The lanes with records by key; with ordering "partition", one at None. `Lanes` adds to it, the owner removes."""
     calls: set[Lane]
     """The lanes whose calls run. `Lanes` adds to it, and `end` removes."""
+    tenure: TopicPartitionState
+
+    @property
+    def name(self) -> str:
+        return f"{self.partition.topic}:{self.partition.partition}"
+
+    @property
+    def is_paused(self) -> bool:
+        return self.tenure.record.is_paused(self.tenure)
 
     def where(self, offset: int) -> dict[str, Any]:
-        raise NotImplementedError
+        """Returns the topic, the partition and this offset as extra fields of a log line."""
+        return {"topic": self.partition.topic, "partition": self.partition.partition, "offset": offset}
 
     def end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float) -> None:
         """Called after the calls of a lane, which took `seconds`.
@@ -103,8 +113,8 @@ class Lane:
 class Lanes:
     """Runs ready lanes in the order in which they became ready, at most `concurrency` at once.
 
-    Guarantee: each lane has one call at a time. A call begins only while `may_act` returns True and the worker of the
-    lane is not stopping. While it runs, its lane is in the worker's `calls`.
+    Guarantee: each lane has one call at a time. A call begins only while `may_act` returns True, the partition is not
+    paused and the worker of the lane is not stopping. While it runs, its lane is in the worker's `calls`.
     """
 
     def __init__(
@@ -126,9 +136,10 @@ class Lanes:
         self._may_act = may_act
         self._until_active = until_active
         self._ready: deque[Lane] = deque()
-        self._commands = RecordCommands()
         self._parked: dict[Lane, None] = {}
-        """Ready lanes of partitions that an operator paused."""
+        """Ready lanes of paused partitions."""
+        self.commands = RecordCommands()
+        """The operator commands in effect. A turn ends after its current call once another object is here."""
         self._running = 0
         self._waits_for_lease = self._closing = False
         self._ends = 0.0
@@ -173,15 +184,23 @@ class Lanes:
             self._start_one()
 
     def command(self, commands: RecordCommands) -> None:
-        """Replaces the operator commands. They take effect at the next turn of each lane."""
-        self._commands = commands
-        parked, self._parked = self._parked, {}
+        """Replaces the operator commands."""
+        self.commands = commands
+
+    def resume(self, worker: LaneOwner) -> None:
+        """Queues the parked lanes of a worker whose partition is no longer paused."""
+        parked = [lane for lane in self._parked if lane.worker is worker]
+        self.forget(worker)
         for lane in parked:
             self.wake(lane)
 
     def forget(self, worker: LaneOwner) -> None:
         """Drops the parked lanes of a worker that has ended, because a pause may last for days."""
         self._parked = {lane: None for lane in self._parked if lane.worker is not worker}
+
+    def end_turns(self) -> None:
+        """Ends each turn after its current call, because a partition was paused."""
+        self.commands = replace(self.commands)
 
     def _start_one(self) -> None:
         if self._running < self._concurrency and not self._waits_for_lease:
@@ -222,7 +241,7 @@ class Lanes:
             lane.queued = False
             if lane.worker.stopping or not lane.units:
                 continue
-            if lane.worker.partition in self._commands.paused:
+            if lane.worker.is_paused:
                 self._parked[lane] = None
             else:
                 lane.running = True
@@ -275,7 +294,7 @@ class Lanes:
 
     async def _turn(self, lane: Lane, entered: Call, finished: list[Unit]) -> BaseException | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
-        commands, kept = self._commands, self._results.exactly_once
+        commands, kept = self.commands, self._results.exactly_once
         guard = guard_of(commands, worker.partition)
         clock = asyncio.get_running_loop().time
         ends = clock() + SLICE_S
@@ -310,8 +329,8 @@ class Lanes:
             finished.append(unit)
             if self._pass_is_long() or worker.stopping or not may_act():
                 break
-            if self._commands is not commands:
-                break  # the new commands may pause this partition
+            if self.commands is not commands:
+                break  # otherwise a paused partition would go on
             if self._ready and clock() >= ends:
                 break  # otherwise a key that always has records would block the waiting lanes forever
         return None
@@ -339,7 +358,7 @@ class Lanes:
                 turn = self._bundle()
                 if not turn:
                     return
-                call = self.threads.submit(self._turn_in_thread, turn, asyncio.get_running_loop())
+                call = self.threads.submit(self._turn_in_thread, turn, self.commands, asyncio.get_running_loop())
                 for lane, _ in turn:
                     lane.call = call
                 results = await asyncio.wrap_future(call)
@@ -373,7 +392,7 @@ class Lanes:
         return turn
 
     def _turn_in_thread(
-        self, turn: Sequence[tuple[Lane, list[Unit]]], loop: asyncio.AbstractEventLoop
+        self, turn: Sequence[tuple[Lane, list[Unit]]], commands: RecordCommands, loop: asyncio.AbstractEventLoop
     ) -> list[tuple[int, BaseException | None, float]]:
         """Runs the calls of some lanes in a thread.
 
@@ -387,10 +406,10 @@ class Lanes:
             call = self._handler.call_plain if self._children is None else partial(self._children.call, lane)
             error: BaseException | None = None
             count, worker, begun = 0, lane.worker, now
-            guard = guard_of(self._commands, worker.partition)
+            guard = guard_of(commands, worker.partition)
             entered = worker.enter()  # in the context of this thread, which runs no other code
             for unit in units:
-                if now >= ends or worker.stopping or not may_act():
+                if now >= ends or worker.stopping or self.commands is not commands or not may_act():
                     break
                 try:
                     records: Sequence[TakenRecord] = ()

@@ -12,7 +12,7 @@ from typing import Any
 from allocator.core.aio import start_task, within
 from allocator.core.subscription import DoneSet, Hold, SubscriptionState
 from allocator.handlers.admission import Admission, Work
-from allocator.handlers.guard import KeptBack
+from allocator.handlers.guard import KeptBack, guard_of
 from allocator.handlers.lanes import Lane, LaneOwner, comes_again
 from allocator.handlers.results import Committing
 from allocator.handlers.window import Unit, offset_of
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 WARN_EVERY_S = 10.0  # seconds between two warnings about a call that does not end
 MAX_OFFSETS_IN_WARNING = 3
+CALL_RUNS = "the handler has not returned"
 
 
 class PartitionWorker(LaneOwner):
@@ -30,15 +31,15 @@ class PartitionWorker(LaneOwner):
     It holds these records: a release of the partition waits for its calls.
 
     Guarantee: a record is done only if the handler has returned, its dead letter is acknowledged, or a setting skips
-    it. After `stop`, `drain` or `abandon` no further call begins. No call begins while someone else holds records of
-    the partition, such as a former worker: two concurrent calls would break the order.
+    it. After `stop`, `drain` or `abandon`, and while the partition is paused, no further call begins, nor while someone
+    else holds records of the partition, such as a former worker: two concurrent calls would break the order.
     """
 
     def __init__(self, state: SubscriptionState, partition: TopicPartition, start: int, work: Work) -> None:
         tenure = state.assignment[partition]
         super().__init__(tenure, in_order=work.by_batch)
         before = [hold for hold in tenure.holds if hold.busy]
-        self.partition, self.name = partition, f"{partition.topic}:{partition.partition}"
+        self.partition = partition
         self.stopping = False
         self.stopped = asyncio.Event()
         self.admission = Admission(
@@ -63,7 +64,9 @@ class PartitionWorker(LaneOwner):
         if work.results.exactly_once:
             self._committing = Committing(work.results, self, self._committed, self._refuse, self._letter_ended)
         self.cut_off = False
-        """True once running calls were cut off."""
+        """True once running calls were cut off, because they took too long or because the partition was lost."""
+        self.late = ""
+        """What kept the partition for longer than `drain_timeout_s`, as a clause; empty: nothing has."""
         self._given_up = False
         self._concluding = False
         self._overdue: asyncio.TimerHandle | None = None
@@ -108,6 +111,13 @@ class PartitionWorker(LaneOwner):
         if full is not self.full:
             self.full = full
             self._work.changed()
+
+    def pause_changed(self) -> None:
+        if self.is_paused:
+            self._work.lanes.end_turns()
+        else:
+            self._work.lanes.resume(self)
+            self.keep_back()
 
     def conclude(self) -> None:
         self._concluding = True
@@ -176,17 +186,26 @@ class PartitionWorker(LaneOwner):
             if not self.stopping:  # else the next owner of the partition tries again
                 self._waiting.add(lane)
                 lane.timer = loop.call_later(delay_s, self._again, lane)
+                self.keep_back()  # the command may have come during the call
             return
         letter = start_task(self._give_up(lane, error), f"give up {self.name}")
         self._letters.add(letter)
         letter.add_done_callback(self._letter_ended)
 
-    def retry_now(self) -> None:
-        """Starts the next attempts of failed records at once."""
+    def keep_back(self) -> None:
+        """Ends the waits of those failed records that an operator command keeps from the handler."""
+        guard = guard_of(self._work.lanes.commands, self.partition)
+        if guard is None or self.is_paused:
+            return
         for lane in list(self._waiting):
-            if lane.timer is not None:
-                lane.timer.cancel()
-                self._again(lane)
+            try:
+                guard(lane.units[0].argument)
+            except KeptBack as error:
+                if lane.timer is not None:
+                    lane.timer.cancel()
+                lane.timer = None
+                self._waiting.discard(lane)
+                self._failed(lane, error)
 
     def _again(self, lane: Lane) -> None:
         lane.timer, lane.held = None, False
@@ -232,9 +251,13 @@ class PartitionWorker(LaneOwner):
             self._overdue = asyncio.get_running_loop().call_later(timeout_s, self._cut_off, timeout_s)
 
     def _cut_off(self, after_s: float) -> None:
+        pending = "a failed record is not written elsewhere" if self._letters else "the results are not committed"
+        awaited = CALL_RUNS if self.calls else pending
+        self.late = self.late or awaited
         log.warning(
-            "%s: the handler has not returned within %g s at offset %s; the partition moves when it has returned",
+            "%s: %s within %g s at offset %s; the partition moves after that",
             self.name,
+            awaited,
             after_s,
             ", ".join(map(str, self.in_call())),
             extra=self.where(self.admission.position),
@@ -262,8 +285,9 @@ class PartitionWorker(LaneOwner):
         return [argument for unit in found if (argument := unit.argument) is not None]
 
     def in_call(self) -> list[int]:
-        """Returns the lowest offsets of the records whose calls run or which become dead letters."""
-        lanes = [lane for lane in self.calls or self.lanes.values() if lane.units]
+        """Returns the lowest offsets of the records whose calls run, which become dead letters, or whose results are
+        not committed."""
+        lanes = [lane for lane in self.calls or (self.lanes.values() if self._letters else ()) if lane.units]
         arguments = [
             next((unit.argument for unit in lane.in_call() if unit.argument is not None), None) for lane in lanes
         ]
@@ -313,10 +337,6 @@ class PartitionWorker(LaneOwner):
             self.lanes.clear()
             self._work.lanes.forget(self)
             self._work.freed()
-
-    def where(self, offset: int) -> dict[str, Any]:
-        """Returns the topic, the partition and this offset as extra fields of a log line."""
-        return {"topic": self.partition.topic, "partition": self.partition.partition, "offset": offset}
 
 
 def _offsets(units: Sequence[Unit], by_batch: bool) -> int:

@@ -41,12 +41,11 @@ from allocator.errors import (
 from allocator.handlers.admission import InHandBytes, Work
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.failures import Failures
-from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, preparing
 from allocator.handlers.handling import Handling
 from allocator.handlers.lanes import Lanes
 from allocator.handlers.late_producer import LateProducer
-from allocator.handlers.partition_worker import PartitionWorker
+from allocator.handlers.partition_worker import CALL_RUNS, PartitionWorker
 from allocator.handlers.results import Results
 from allocator.handlers.retry_topics import RetryPlan, RetryTopics
 from allocator.types import Partitions, TopicPartition
@@ -95,8 +94,8 @@ class Processor:
         """Replaces the operator commands. Called by the consumer."""
         self._work.lanes.command(commands)
         for worker in self._workers:
-            if worker.takes_more and guard_of(commands, worker.partition) is not None:
-                worker.retry_now()
+            if worker.takes_more:
+                worker.keep_back()
 
     async def run(
         self, consumer: ConsumerBase, *, started: Callable[[], None] | None = None, restart: bool = True
@@ -338,10 +337,13 @@ class Processor:
             worker.drain()
         workers = [worker for worker in self._workers if not worker.has_ended]
         await self._until_ended(workers, timeout_s)
-        late = [worker for worker in workers if worker.cut_off or not worker.has_ended]
+        late = [worker for worker in workers if worker.late or not worker.has_ended]
         if not late:
             return
-        places = [f"{worker.name} offset {offset}" for worker in late for offset in worker.in_call()]
+        places = []
+        for worker in late:
+            why = "" if worker.late in ("", CALL_RUNS) else f" ({worker.late})"
+            places += [f"{worker.name} offset {offset}{why}" for offset in worker.in_call()]
         for worker in late:
             worker.cut()
         await self._until_ended(late, HEED_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
-from allocator.commands import KINDS, Command, Commands
+from allocator.commands import KINDS, NOT_KEPT, Command, Commands, last_reports
 from allocator.core.text import partition_names, plain
 from allocator.protocols.zookeeper import AssignmentDocument, MemberInfo
 from allocator.types import Partitions
@@ -71,8 +71,9 @@ def _state(
         return "not kept", "no member executes this kind of command"
     if KINDS[command.kind].acts == "leader" and command.kind not in leader.commands:
         return "pending", "the version of the leader does not know this kind of command"
-    if command.results:  # an owner reported why it cannot execute the command
-        return "not kept", "; ".join(sorted({each.what.removeprefix("not kept: ") for each in command.results}))
+    refusals = {what.removeprefix(NOT_KEPT) for what in last_reports(command).values() if what.startswith(NOT_KEPT)}
+    if refusals:
+        return "not kept", "; ".join(sorted(refusals))
     if known is not None and (missing := command.partitions - known):
         return "waiting", f"the group has no partition {partition_names(missing)}"
     return "given", ""

@@ -326,6 +326,9 @@ class FakeSource:
             self.state.resume(partition)
         self._changed.set()
 
+    def paused(self) -> set[TopicPartition]:
+        return self.state.paused_partitions()
+
     def assignment(self) -> frozenset[TopicPartition]:
         return self.state.held
 

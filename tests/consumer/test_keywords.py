@@ -101,6 +101,8 @@ def test_a_second_ensemble_is_rejected() -> None:
         (Consumer, {**GOOD, "fetch.wait.max.ms": 5}, ["it is called max_wait_s, in seconds"]),
         (Consumer, {**GOOD, "ssl_cafile": "ca.pem"}, ["security={'ssl_cafile': ...}"]),
         (Consumer, {**GOOD, "wieght": 2}, ["'wieght' (did you mean weight?)"]),
+        (Consumer, {**GOOD, "topic": "a"}, ["""'topic' (give topics without a name: Consumer("a", "b", ...))"""]),
+        (Consumer, {**GOOD, "topics": ["a"]}, ["""'topics' (give topics without a name: Consumer("a", "b", ...))"""]),
         (GroupedConsumer, {"bootstrap_servers": "x", "zookeeper_hosts": "z"}, ["called brokers", "called zk_hosts"]),
         (SingleConsumer, {"bootstrap_servers": "x", "max_partition_fetch_bytes": 1}, ["brokers", "called max_bytes"]),
         (ConsumerGroupConfig, {"bootstrap_servers": "x", "topics": ["t"]}, ["it is called brokers"]),

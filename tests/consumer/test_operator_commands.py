@@ -477,3 +477,60 @@ async def test_of_two_seeks_with_a_sink_the_later_one_counts(
         assert stored == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]
         assert await until_state(commands, "done") == "sought to 0 from 2"
     sink.close()
+
+
+async def test_skip_and_quarantine_stay_in_effect_while_a_member_restarts_its_handler(
+    service: Service, topic_factory: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (zero,) = service.partitions
+
+    async def handle(record: Record) -> None: ...
+
+    async def states() -> set[tuple[str, str]]:
+        return {(each.command.kind, each.state) for each in await commands.list()}
+
+    options: dict[str, Any] = {"dead_letter_topic": topic_factory(1)}
+    await service.produce(0, 2)
+    async with operator(service) as commands:
+        for times in range(2):
+            async with service.consumer() as consumer:
+                await owns(consumer, 1)
+                if not times:
+                    await commands.skip(zero, 7)
+                    await commands.quarantine([zero])
+                for _ in range(2):
+                    caplog.clear()
+                    async with cancelled(consumer.process(handle, **options)):
+                        await wait_until_async(lambda: "takes effect: quarantine" in caplog.text, 30, "the quarantine")
+                    assert "cannot be carried out" not in caplog.text
+                    assert await states() == {("skip", "given"), ("quarantine", "given")}
+
+
+async def test_a_command_is_kept_again_once_an_owner_can_follow_it(
+    service: Service, topic_factory: Callable[..., str]
+) -> None:
+    (zero,) = service.partitions
+    await service.produce(0, 3)
+
+    async def handle(record: Record) -> None:
+        raise ValueError("it never works")
+
+    async def is_given() -> bool:
+        return [each.state for each in await commands.list()] == ["given"]
+
+    async with operator(service) as commands, service.consumer() as consumer:
+        await commands.quarantine([zero])
+        for _ in range(2):
+            # a reader, and a handler without dead letters, cannot follow it
+            assert await consumer.getone(30) is not None
+            assert "no dead-letter topic" in await until_state(commands, "not kept")
+            dead = topic_factory(1)
+            async with cancelled(consumer.process(handle, dead_letter_topic=dead, **FOR_EVER)):
+                await wait_until_async(is_given, 30, "an owner to follow it")
+            async with cancelled(consumer.process(handle, **FOR_EVER)):
+                await until_state(commands, "not kept")
+            async with cancelled(consumer.process(handle, dead_letter_topic=dead, **FOR_EVER)):
+                await wait_until_async(is_given, 30, "an owner to follow it")
+            await service.produce(0, 1)
+        (report,) = await commands.list()
+        assert len(report.command.results) == 1, "only the last report counts"

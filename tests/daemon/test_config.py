@@ -117,6 +117,41 @@ def test_all_faults_are_reported_at_once(files: Files) -> None:
     ]
 
 
+@pytest.mark.parametrize("hosts", ["a:b:c", "zk1:2181,1:2:3/chroot", "[a:b]:2181", "[::1::]:2181"])
+def test_text_with_colons_that_is_no_ipv6_address_is_refused_as_a_host(files: Files, hosts: str) -> None:
+    (fault,) = files.faults(
+        f"""
+        [kafka]
+        brokers = "x:1"
+        [zookeeper]
+        hosts = "{hosts}"
+        [group]
+        name = "g"
+        topics = ["t"]
+        [handler]
+        target = "tests.daemon.handlers_under_test:handle"
+        """
+    )
+    assert fault.endswith("is not an address; write host or host:port")
+
+
+def test_an_empty_name_is_called_empty(files: Files) -> None:
+    (fault,) = files.faults(
+        """
+        [kafka]
+        brokers = "x:1"
+        [zookeeper]
+        hosts = "[::1]:2181,fe80::1%eth0,zk1"
+        [group]
+        name = ""
+        topics = ["t"]
+        [handler]
+        target = "tests.daemon.handlers_under_test:handle"
+        """
+    )
+    assert fault == 'FILE: group.name = "": must be text; it is empty'
+
+
 def test_wrong_names_of_code_are_reported_at_once_with_the_other_faults(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:

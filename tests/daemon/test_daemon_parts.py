@@ -31,6 +31,11 @@ async def coroutine(record): return None
 @gen.coroutine
 def tornado_style(record): yield gen.moment
 partial_coroutine = functools.partial(coroutine)
+partial_tornado = functools.partial(functools.partial(gen.coroutine(lambda db, record: record)), "db")
+class TornadoObject:
+    @gen.coroutine
+    def __call__(self, record): yield gen.moment
+partial_tornado_object = functools.partial(TornadoObject())
 def two(record, other): ...
 class Service:
     @staticmethod
@@ -39,6 +44,7 @@ class Leaving:
     def __init__(self): raise SystemExit(0)
 class Coroutine:
     async def __call__(self, record): ...
+partial_object = functools.partial(Coroutine())
 class Needy:
     def __init__(self, what): ...
 number = 7
@@ -60,7 +66,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("name", "on_loop"),
-    [("tornado_style", True), ("partial_coroutine", True), ("Service.static", False), ("Coroutine", True)],
+    [("tornado_style", True), ("partial_coroutine", True), ("Service.static", False), ("Coroutine", True)]
+    + [(name, True) for name in ("partial_tornado", "TornadoObject", "partial_tornado_object", "partial_object")],
 )
 def test_a_handler_is_loaded_by_name_and_runs_on_the_loop_if_it_is_a_coroutine(
     module: str, name: str, on_loop: bool

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from allocator.core.consumer.commit_metadata import IDS_CHARACTERS, STAMP_CHARACTERS
-from allocator.core.consumer.record_processor import RecordCommands
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import topic_of_offset
 from allocator.errors import ConfigError, DeserializationError, HandlerCutOff, HandlerFailed
@@ -354,10 +353,13 @@ async def test_records_of_a_paused_partition_are_freed_when_it_moves(ordering: s
     async def handle(record: Record) -> None:
         raise AssertionError("it is paused")
 
-    def prepare(source: FakeSource) -> None:
-        source.commands = RecordCommands(paused=frozenset({PARTITION}))
+    class PauseAtTake(asyncio.Event):
+        def set(self) -> None:
+            it.source.pause(PARTITION)
+            super().set()
 
-    async with running(cluster, handle, ordering=ordering, prepare=prepare) as it:
+    async with running(cluster, handle, ordering=ordering) as it:
+        it.source.taken = PauseAtTake()
         for _ in range(3):
             await it.source.taken.wait()
             it.source.taken.clear()

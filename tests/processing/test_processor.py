@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from allocator import Produce
+from allocator.core.consumer.record_processor import RecordCommands
 from allocator.core.subscription import Hold
 from allocator.daemon.daemon import Daemon
 from allocator.daemon.logs import JsonFormatter
@@ -148,12 +149,185 @@ async def test_a_pause_of_the_user_stays_while_a_handler_is_full_and_after_it() 
         await until(lambda: it.source.full == {PARTITION})
         it.source.pause(PARTITION)
         hold.set()
-        await until(lambda: len(recorder.done) == 12)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert (it.source.full, len(recorder.done)) == (set(), 12)
+        await until(lambda: len(recorder.done) == 1)
+        await another_handles_all()
+        assert (it.source.paused(), it.source.positions, recorder.offsets()) == ({PARTITION}, {PARTITION: 12}, [0])
         it.source.resume(PARTITION)
         await until(lambda: len(recorder.done) == 100)
+        assert recorder.offsets() == list(range(100))
+
+
+@pytest.mark.parametrize("by", ["user", "operator"])
+@pytest.mark.parametrize(
+    ("how", "ordering"),
+    [*itertools.product(["coroutine", "thread"], ["none", "key", "partition"]), ("batch", "partition")],
+)
+async def test_queued_records_of_a_paused_partition_wait_until_it_is_resumed(by: str, how: str, ordering: str) -> None:
+    """Calls run when one of two partitions is paused."""
+    cluster = Cluster(partitions=2, records=200, keys=3)
+    slow, other = cluster.partitions
+    called: list[tuple[int, int]] = []
+    may_end, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    async def handle(argument: Any) -> None:
+        called.append((argument.partition, argument.base_offset if how == "batch" else argument.offset))
+        await may_end.wait()
+
+    def handle_plain(record: Record) -> None:
+        asyncio.run_coroutine_threadsafe(handle(record), loop).result()
+
+    options: dict[str, Any] = {"ordering": ordering, "concurrency": 8, "batch_size": 20, "by_batch": how == "batch"}
+    async with running(cluster, handle_plain if how == "thread" else handle, **options) as it:
+
+        def pause(paused: bool) -> None:
+            if by == "operator":
+                it.source.state.hold_back(frozenset({slow} if paused else ()))
+                it.processor.command(RecordCommands())
+                it.source.wake()
+            else:
+                (it.source.pause if paused else it.source.resume)(slow)
+
+        def calls(partition: TopicPartition) -> list[int]:
+            return [offset for number, offset in called if number == partition.partition]
+
+        await until(lambda: len(called) == {"none": 8, "key": 6, "partition": 2}[ordering])
+        pause(True)
+        before = calls(slow)
+        may_end.set()
+        every = 200 // (20 if how == "batch" else 1)
+        await until(lambda: len(calls(other)) == every)
+        await another_handles_all()
+        assert calls(slow) == before
+        pause(False)
+        await until(lambda: len(calls(slow)) == every)
+        assert sorted(calls(slow)) == sorted(calls(other))
+        assert it.source.paused() == set()
+        await it.stop()
+    assert cluster.committed == {slow: 200, other: 200}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_handler_that_pauses_its_partition_gets_no_further_record(plain: bool) -> None:
+    cluster, called = Cluster(records=100), []
+
+    async def handle(record: Record) -> None:
+        called.append(record.offset)
+        if record.offset == 2:
+            it.source.pause(PARTITION)
+
+    def handle_plain(record: Record) -> None:
+        asyncio.run_coroutine_threadsafe(handle(record), loop).result()
+
+    loop = asyncio.get_running_loop()
+    async with running(cluster, handle_plain if plain else handle, batch_size=50) as it:
+        await until(lambda: len(called) >= 3)
+        await another_handles_all()
+        assert called == [0, 1, 2]
+        it.source.resume(PARTITION)
+        await until(lambda: len(called) == 100)
+
+
+async def test_a_paused_partition_moves_and_stops_without_its_queued_records() -> None:
+    cluster, recorder = Cluster(partitions=2, records=100), Recorder()
+    first, second = cluster.partitions
+    recorder.holds = {0: asyncio.Event()}
+    async with running(cluster, recorder.handle) as it:
+        await until(lambda: recorder.running == 2)
+        it.source.pause(first, second)
+        recorder.holds[0].set()
+        await until(lambda: recorder.offsets(0) == recorder.offsets(1) == [0])
+        await asyncio.wait_for(it.source.revoke([first]), DEADLINE_S)
+        await it.stop()
+    assert recorder.tried == {(first, 0): 1, (second, 0): 1}
+    assert cluster.committed == {first: 1, second: 1}
+
+
+async def test_a_pause_outlasts_a_retry_and_a_seek() -> None:
+    cluster, recorder = Cluster(records=20), Recorder()
+    recorder.errors[1] = [ValueError("once")]
+    async with running(cluster, recorder.handle, retries=Retries(2, 0.01, 0.01)) as it:
+        await until(lambda: it.source.measures.handler_failures == 1)
+        it.source.pause(PARTITION)
+        await asyncio.sleep(0.02)  # the wait for the retry ends meanwhile
+        await another_handles_all()
+        assert recorder.tried == {(PARTITION, 0): 1, (PARTITION, 1): 1}
+        it.source.seek(PARTITION, 10)
+        await another_handles_all()
+        assert recorder.offsets() == [0]
+        it.source.resume(PARTITION)
+        await until(lambda: recorder.offsets() == [0, *range(10, 20)])
+
+
+# -- operator commands -------------------------------------------------------------------------------------------
+
+
+def waiting_for_retries(**settings: Any) -> dict[str, Any]:
+    return {"ordering": "key", "retries": Retries(3, 600.0, 600.0), **settings}
+
+
+@pytest.mark.parametrize("letters", [None, Letters()])
+async def test_a_skip_uses_up_no_retry_of_other_records(letters: Letters | None) -> None:
+    """Each change of commands or partitions repeats the commands that are in effect."""
+    cluster, recorder = Cluster(records=10, keys=10), Recorder()
+    recorder.errors = {offset: [ValueError("down")] * 9 for offset in range(10)}
+    async with running(cluster, recorder.handle, letters, **waiting_for_retries()) as it:
+        await until(lambda: it.source.measures.handler_failures == 10)
+        skipped: set[int] = set()
+        for offset in (2, 5, 7):
+            skipped.add(offset)
+            for _ in range(3):
+                it.processor.command(RecordCommands(skipped={PARTITION: frozenset(skipped)}))
+            await until(lambda: it.source.state.assignment[PARTITION].done()[0] == 0)
+            await another_handles_all()
+        assert set(recorder.tried.values()) == {1}
+        recorder.errors.clear()
+        await it.source.revoke([PARTITION])
+        await it.source.assign([PARTITION])
+        await until(lambda: len(recorder.done) == 7)
+        assert sorted(recorder.offsets()) == [0, 1, 3, 4, 6, 8, 9]
+        assert letters is None or not letters.records
+
+
+async def test_a_quarantine_uses_up_no_retry_and_calls_no_handler() -> None:
+    cluster, recorder, letters = Cluster(partitions=2, records=5, keys=5), Recorder(), Letters()
+    recorder.errors = {offset: [ValueError("down")] * 9 for offset in range(5)}
+    async with running(cluster, recorder.handle, letters, **waiting_for_retries()) as it:
+        await until(lambda: it.source.measures.handler_failures == 10)
+        for _ in range(3):
+            it.processor.command(RecordCommands(quarantined={PARTITION: "quarantine t:0"}))
+            await until(lambda: len(letters.records) == 5)
+        assert sorted((record.partition, record.offset) for record in letters.records) == [(0, n) for n in range(5)]
+        assert letters.attempts == [1] * 5
+        assert set(recorder.tried.values()) == {1}
+
+
+async def test_a_record_that_fails_while_a_skip_comes_does_not_wait_for_its_retry() -> None:
+    cluster, recorder = Cluster(records=3), Recorder()
+    recorder.errors[0], recorder.holds[0] = [ValueError("down")] * 9, asyncio.Event()
+    async with running(cluster, recorder.handle, **waiting_for_retries(ordering="partition")) as it:
+        await until(lambda: recorder.running)
+        it.processor.command(RecordCommands(skipped={PARTITION: frozenset({0})}))
+        recorder.holds[0].set()
+        await until(lambda: recorder.offsets() == [1, 2])
+        assert recorder.tried[PARTITION, 0] == 1
+
+
+async def test_a_skip_that_is_undone_during_a_pause_uses_up_no_retry() -> None:
+    cluster, recorder = Cluster(records=3, keys=3), Recorder()
+    recorder.errors[0] = [ValueError("down")] * 9
+    async with running(cluster, recorder.handle, **waiting_for_retries()) as it:
+        await until(lambda: recorder.offsets() == [1, 2])
+        it.source.pause(PARTITION)
+        it.processor.command(RecordCommands(skipped={PARTITION: frozenset({0})}))
+        it.processor.command(RecordCommands())
+        it.source.resume(PARTITION)
+        await another_handles_all()
+        assert recorder.tried == {(PARTITION, 0): 1, (PARTITION, 1): 1, (PARTITION, 2): 1}
+        it.source.pause(PARTITION)
+        it.processor.command(RecordCommands(skipped={PARTITION: frozenset({0})}))
+        it.source.resume(PARTITION)
+        await until(lambda: positions(it.source) == {PARTITION: 3})
+        assert recorder.tried[PARTITION, 0] == 1
 
 
 # -- failures ----------------------------------------------------------------------------------------------------
@@ -497,7 +671,9 @@ class Generates:
         yield record
 
 
-@pytest.mark.parametrize("function", [generate, generate_async, Generates(), functools.partial(generate)])
+@pytest.mark.parametrize(
+    "function", [generate, generate_async, Generates(), functools.partial(generate), functools.partial(Generates())]
+)
 def test_a_generator_function_is_refused_as_a_handler_before_the_start(function: Any) -> None:
     with pytest.raises(ConfigError, match="is a generator function"):
         Handler("test", function)
@@ -1000,6 +1176,30 @@ async def test_a_partition_moves_when_its_call_has_ended_and_others_move_at_once
         await asyncio.wait_for(revoking, DEADLINE_S)
         assert cluster.committed == {**cluster.ends(), slow: 3}
         await it.stop()
+
+
+async def test_a_stop_after_a_loss_waits_for_the_cancelled_calls_without_an_error() -> None:
+    cluster, cancelled, may_end = Cluster(records=4), asyncio.Event(), asyncio.Event()
+    inside = asyncio.Event()
+
+    async def handle(record: Record) -> None:
+        inside.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+            await may_end.wait()
+
+    async with running(cluster, handle) as it:
+        await inside.wait()
+        lost = asyncio.ensure_future(it.source.lose())
+        await cancelled.wait()
+        it.processor.stop()
+        await another_handles_all()
+        may_end.set()
+        await asyncio.wait({it.task}, timeout=DEADLINE_S)
+        assert it.task.exception() is None
+        await lost
 
 
 @pytest.mark.parametrize("kind", ["plain", "swallows", "heeds"])

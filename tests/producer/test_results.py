@@ -259,6 +259,25 @@ async def test_an_error_of_the_transaction_ends_the_call_and_is_no_fault_of_a_re
     assert await asyncio.to_thread(committed_values, two.cluster.bootstrap, letters) == []
 
 
+async def test_a_stop_that_results_without_a_topic_delay_names_these_and_not_the_handler(
+    two: Two, caplog: pytest.LogCaptureFixture
+) -> None:
+    await two.fill(1)
+    returned = asyncio.Event()
+
+    async def handle(record: Record) -> Produce:
+        returned.set()
+        return Produce(f"{two.out}-missing", record.value)
+
+    async with two.owner() as (_, consumer):
+        work = asyncio.ensure_future(consumer.process(handle, results="exactly-once", drain_timeout_s=1))
+        await asyncio.wait_for(returned.wait(), 30)
+        work.cancel()
+        await asyncio.wait({work})
+    assert f"{two.source}:0: the results are not committed within 1 s at offset 0" in caplog.text
+    assert "has not returned" not in caplog.text
+
+
 async def test_a_consumer_that_may_have_committed_otherwise_is_refused(two: Two) -> None:
     async with two.consumer(0) as consumer:
         with pytest.raises(ConfigError, match="create it with transactions=<a Producer>"):

@@ -430,7 +430,10 @@ class ConsumerBase:
         return chosen
 
     def pause(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
-        """Stops the delivery of these partitions until `resume`. The member still owns them. Raises NotOwned."""
+        """Stops the delivery of these partitions until `resume`. The member still owns them. Raises NotOwned.
+
+        During `process`, records that wait for the handler are held too. Calls that run go on.
+        """
         self._of_each(self._member.state.pause, partitions)
 
     def resume(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:

@@ -106,6 +106,7 @@ class GroupMember:
         if offsets is not None:
             offsets.outdated = partial(self._doubts.outdated, offsets.group)
         self._executor = joining.options.executor(self)
+        self.state.on_read = self._executor.apply
         self._ownership = Ownership(
             self.state,
             self._doubts.committed,
@@ -316,7 +317,7 @@ class GroupMember:
         Raises RuntimeError while another processor runs.
         """
         self.must_not_process()
-        self.processor = processor
+        self.processor, self.state.reader.reads = processor, False
         self.commits.every(commit_interval_s)
         self._executor.apply()
 

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.types import TopicPartition
 
 
 @dataclass(frozen=True)
 class RecordCommands:
-    """The commands in effect. A new object replaces this one when an operator gives or withdraws a command."""
+    """The commands in effect that concern single records.
 
-    paused: Partitions = NO_PARTITIONS
+    A new object replaces this one when an operator gives or withdraws a command.
+    """
+
     quarantined: Mapping[TopicPartition, str] = field(default_factory=dict)
-    """Paused partition -> the text of its command."""
+    """Partition in quarantine -> the text of its command."""
     skipped: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
     """Partition -> the offsets to skip."""
 

@@ -63,14 +63,26 @@ def check_pattern_syntax(pattern: str) -> None:
 def parse_address(text: Any, port: int = KAFKA_PORT) -> tuple[str, int]:
     """Parses "host", "host:port", "[IPv6]:port" or "SCHEME://host:port". Returns (host, port), by default `port`."""
     address = text.strip() if isinstance(text, str) else ""
-    if _IPV6.fullmatch(address):
+    if _is_ipv6(address):
         return address, port
     match = _ADDRESS.fullmatch(address)
     if match is not None and (match["scheme"] or _SCHEMES[0]).upper() in _SCHEMES:
         number = port if match["port"] is None else int(match["port"])
-        if 0 < number < 65536:
+        if 0 < number < 65536 and (match["bracketed"] is None or _is_ipv6(match["bracketed"])):
             return match["bracketed"] or match["host"], number
     raise address_error(text)
+
+
+def _is_ipv6(text: str) -> bool:
+    if not _IPV6.fullmatch(text):
+        return False
+    import ipaddress
+
+    try:
+        ipaddress.IPv6Address(text.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def address_error(given: Any) -> ConfigError:

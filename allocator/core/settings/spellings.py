@@ -54,12 +54,16 @@ def names_arguments(kind: type[T]) -> type[T]:
     """Decorates a class so that an unknown keyword argument raises a TypeError with the right name."""
     init: Any = kind.__init__
     parameters = inspect.signature(init).parameters.values()
-    known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD][1:]
+    known = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)][1:]
+    unnamed = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
     others_too = any(each.kind is each.VAR_KEYWORD for each in parameters)
 
     @functools.wraps(init)
     def checked(self: T, *arguments: Any, **given: Any) -> None:
         hints = {name: _hint(name, known) for name in given if name not in known}
+        if unnamed:
+            without_names = f'give {unnamed} without a name: {kind.__name__}("a", "b", ...)'
+            hints.update((name, without_names) for name in hints if name in (unnamed, unnamed.rstrip("s")))
         if others_too:
             hints = {name: hint for name, hint in hints.items() if hint}
         if hints:

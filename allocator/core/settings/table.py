@@ -66,7 +66,7 @@ class Text(SettingKind):
 
     def read(self, value: Any) -> str:
         if not isinstance(value, str) or not value or (self.choices and value not in self.choices):
-            raise ValueError(_did_you_mean(value, self.choices))
+            raise ValueError("it is empty" if value == "" else _did_you_mean(value, self.choices))
         if self.check:
             self.check(value)
         return value

@@ -60,7 +60,6 @@ class TopicPartitionState(Progress):
         "high_watermark",
         "in_doubt",
         "last_stable_offset",
-        "paused",
         "record",
         "reset_from",
         "reset_strategy",
@@ -81,7 +80,6 @@ class TopicPartitionState(Progress):
         self._clock = clock
         self.epoch = self.record.next_epoch()
         self.fetch_state = FetchState.INITIALIZING
-        self.paused = False
         self.in_doubt = 0
         """The number of times that the log came into doubt since this was last decided: it may be that of another
         topic with the same name. 0: it is not in doubt."""
@@ -179,7 +177,7 @@ class TopicPartitionState(Progress):
 
     def is_wanted(self) -> bool:
         """Like `is_fetchable`, but does not check the position."""
-        if self.paused or self.in_doubt or self.phase is not Phase.ACTIVE or self.partition in self.record.held_back:
+        if self.record.is_paused(self) or self.in_doubt or self.phase is not Phase.ACTIVE:
             return False
         return not self.holds or not any(hold.full for hold in self.holds)
 

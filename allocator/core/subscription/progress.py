@@ -138,6 +138,9 @@ class Hold:
     def conclude(self) -> None:
         """Called when the log was truncated or replaced: the hold still handles its records, and gets no others."""
 
+    def pause_changed(self) -> None:
+        """Called when the user or an operator has paused or resumed the partition."""
+
     async def abandon(self) -> None:
         """Called when the partition is lost: cuts off what has begun, and waits a limited time for it."""
 
@@ -543,13 +546,15 @@ class ReaderHold(Hold):
 class ReaderHolds:
     """What the reader works on: the records that it got and not yet confirmed by a further request.
 
-    `freed` is called when partitions may have become free to be released.
+    `freed` is called when partitions may have become free to be released, and `began` when `reads` becomes True.
     """
 
-    def __init__(self, freed: Callable[[], None]) -> None:
-        self._freed = freed
+    def __init__(self, freed: Callable[[], None], began: Callable[[], None] = lambda: None) -> None:
+        self._freed, self._began = freed, began
         self._holds: list[ReaderHold] = []
         self._outlived: list[ReaderHold] = []
+        self.reads = False
+        """Whether the reader has got records since the start, or since a processor has ended."""
         self.in_transaction = False
         """Whether a transaction takes the records, so that no other call may confirm them."""
 
@@ -608,6 +613,9 @@ class ReaderHolds:
         hold = ReaderHold(tenure, first, self)
         tenure.add(hold)
         self._holds.append(hold)
+        if not self.reads:
+            self.reads = True
+            self._began()
 
     def finish(self, topic: str | None = None) -> None:
         """Marks the delivered records (of one topic, or of all) as done: the reader requested more. Raises IllegalState

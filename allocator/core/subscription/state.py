@@ -76,13 +76,15 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         """The member ids under which this process has committed."""
         self.on_freed: Callable[[], None] = lambda: None
         """Called when someone has ended the work on delivered records."""
+        self.on_read: Callable[[], None] = lambda: None
+        """Called when the reader has got its first records, so that no processor handles them."""
         self.on_start: Callable[[], None] = lambda: None
         """Called when a reset has found the start of a partition without a committed offset, past earlier records."""
         self.on_doubt: Callable[[], None] | None = None
         """Called when a log came into doubt (`TopicPartitionState.in_doubt`); None if nobody can decide."""
         self.doubts: Counter[str] = Counter()
         """How often each topic came into doubt: offsets that were read before may be those of a former topic."""
-        self.reader = ReaderHolds(lambda: self.on_freed())
+        self.reader = ReaderHolds(lambda: self.on_freed(), lambda: self.on_read())
         """What the reader works on. Empty while a processor handles the records."""
 
     # -- assignment
@@ -148,11 +150,11 @@ class SubscriptionState(Tenures[TopicPartitionState]):
     def pause(self, partition: TopicPartition) -> None:
         """Stops the delivery of the partition until `resume`. Its position stays."""
         self._of(partition).paused = True
-        self.version += 1
+        self._pauses_changed([partition])
 
     def resume(self, partition: TopicPartition) -> None:
         self._of(partition).paused = False
-        self.version += 1
+        self._pauses_changed([partition])
 
     def paused_partitions(self) -> set[TopicPartition]:
         return {tp for tp, state in self.assignment.items() if state.paused}
@@ -176,8 +178,15 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         Replaces the earlier set. The user's pauses stay.
         """
         if partitions != self.held_back:
-            self.held_back = partitions
-            self.version += 1
+            before, self.held_back = self.held_back, partitions
+            self._pauses_changed(before ^ partitions)
+
+    def _pauses_changed(self, partitions: Iterable[TopicPartition]) -> None:
+        self.version += 1
+        for partition in partitions:
+            tenure = self.assignment.get(partition)
+            for hold in () if tenure is None else tenure.holds:
+                hold.pause_changed()
 
     # -- positions
 

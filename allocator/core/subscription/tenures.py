@@ -28,13 +28,15 @@ class Tenure:
     Code that awaits something keeps the tenure, and checks its `phase` before it continues.
     """
 
-    __slots__ = ("fence", "partition", "phase")
+    __slots__ = ("fence", "partition", "paused", "phase")
 
     def __init__(self, partition: TopicPartition, fence: int | None = None) -> None:
         self.partition = partition
         self.fence = fence
         """The fencing token, which grows with each new owner of the partition. None without a membership."""
         self.phase = Phase.ACTIVE
+        self.paused = False
+        """Whether the user has paused the partition."""
 
     @property
     def is_held(self) -> bool:
@@ -85,6 +87,14 @@ class Tenures(Generic[T]):
     def is_assigned(self, partition: TopicPartition) -> bool:
         """Returns whether this member owns the partition; it may drain."""
         return partition in self.assignment
+
+    def is_paused(self, tenure: T) -> bool:
+        """Returns whether the user or an operator command has paused the partition.
+
+        A reader gets none of its records then, and a handler gets none of those that wait for it. A hold that takes no
+        more records (`Hold.full`) stops the fetch only.
+        """
+        return tenure.paused or tenure.partition in self.held_back
 
     # -- called by the membership
 

@@ -124,7 +124,7 @@ class Generation:
         before = _generation_here.set(self)  # the new task copies the context, and with it this variable
         try:
             name = name or getattr(coroutine, "__qualname__", None)
-            task = start_task(coroutine, name)
+            task = start_task(coroutine, name, outlives=False)
         finally:
             _generation_here.reset(before)
         self._functions.add(task)

@@ -205,7 +205,8 @@ class Lanes:
     def _start_one(self) -> None:
         if self._running < self._concurrency and not self._waits_for_lease:
             self._running += 1
-            self._tasks.start(self._run(), "handler")
+            # a coroutine of the user may await tasks of the user, and ends with them
+            self._tasks.start(self._run(), "handler", outlives=not self._handler.on_loop)
 
     def cut(self, lanes: Sequence[Lane]) -> list[Lane]:
         """Cancels the calls of these lanes. Returns the lanes whose calls run in threads and cannot be cancelled."""
@@ -230,8 +231,9 @@ class Lanes:
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def _next(self) -> Lane | None:
-        """Starts and returns the next ready lane; None if no lane is ready or the lease may have ended."""
-        while self._ready:
+        """Starts and returns the next ready lane; None if no lane is ready, the lease may have ended, or the loop
+        ends."""
+        while self._ready and not self._tasks.loop_ends:
             if not self._may_act():
                 if not self._waits_for_lease:
                     self._waits_for_lease = True
@@ -259,8 +261,8 @@ class Lanes:
 
     def _end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float) -> None:
         lane.running = False
-        if error is not None and self._tasks.loop_is_ending:
-            # that also cancels what the call awaits, so the call may fail, and its record comes again
+        if self._tasks.loop_ends:
+            # that also cancels what a call awaits, so the call may fail, and its record comes again
             lane.worker.stop()
             error = None
         lane.worker.end(lane, finished, error, seconds)
@@ -287,9 +289,12 @@ class Lanes:
                     lane.worker.leave(entered)
                     lane.task = None
                     self._end(lane, finished, error, time.monotonic() - begun)
+        except asyncio.CancelledError:
+            if not self._tasks.loop_ends:
+                raise
         finally:
             self._running -= 1
-            if self._ready:  # true if this task was cancelled together with its call
+            if self._ready and not self._tasks.loop_ends:  # true if this task was cancelled together with its call
                 self._start_one()
 
     async def _turn(self, lane: Lane, entered: Call, finished: list[Unit]) -> BaseException | None:
@@ -315,7 +320,7 @@ class Lanes:
                     if records and not kept:
                         await self._results.write(records)
             except asyncio.CancelledError:
-                if lane.cut or self._closing:
+                if lane.cut or self._closing or self._tasks.loop_ends:
                     raise
                 return _cancelled_from_within()
             # catches every class: if an error ended this task, the lane would be stuck

@@ -16,6 +16,7 @@ from allocator.testing import LocalCluster
 from tests.consumer.real_service import Service
 
 PATIENCE_S = 60.0
+DRAIN_S = 30.0  # the default of `drain_timeout_s`
 
 # `read`, `process`, ... run in a task until the five records of the topic are handled; then main ends or gets Ctrl-C
 PROGRAM = """
@@ -53,14 +54,33 @@ async def process(done):
         await reading.process(handler)
 
 
-async def process_and_wait(done):
+async def process_and(last, done):
     async def handler(record):
         handled(done)
         if count == 5:
-            await asyncio.create_task(asyncio.sleep(600))
+            await last
 
     async with consumer() as reading:
         await reading.process(handler, skip_on=[Exception])
+
+
+async def process_and_wait(done):
+    await process_and(asyncio.create_task(asyncio.sleep(600)), done)
+
+
+async def process_and_swallow(done):
+    await process_and(asyncio.gather(asyncio.sleep(600), return_exceptions=True), done)
+
+
+async def process_and_hang(done):
+    future = asyncio.get_running_loop().create_future()
+
+    async def work():
+        await asyncio.sleep(600)
+        future.set_result(None)
+
+    worker = asyncio.create_task(work())
+    await process_and(future, done)
 
 
 async def never_close(done):
@@ -139,9 +159,13 @@ async def test_process_in_a_task_commits_when_asyncio_run_ends(service: Service)
     assert await committed(service) == 5
 
 
-async def test_a_call_of_a_handler_that_asyncio_run_cut_off_is_not_done(service: Service) -> None:
+@pytest.mark.parametrize("shape", ["process_and_wait", "process_and_swallow", "process_and_hang"])
+async def test_a_call_of_a_handler_that_asyncio_run_cut_off_is_not_done(service: Service, shape: str) -> None:
+    """Whether the call fails, returns, or waits for what never comes now."""
     await service.produce(0, 5)
-    await asyncio.to_thread(run, service, "process_and_wait", "returns")
+    begun = time.monotonic()
+    await asyncio.to_thread(run, service, shape, "returns")
+    assert time.monotonic() - begun < DRAIN_S
     assert await committed(service) == 4
 
 

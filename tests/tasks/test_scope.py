@@ -191,6 +191,21 @@ def test_when_the_loop_ends_a_task_that_awaits_one_is_cancelled_too() -> None:
     assert all(task.cancelled() for task in ends(for_ever(), others=awaits))
 
 
+def test_between_two_runs_of_the_loop_a_task_that_awaits_one_can_be_cancelled() -> None:
+    async def awaits() -> None:
+        await start_task(for_ever())
+
+    loop = asyncio.new_event_loop()
+    try:
+        other = loop.create_task(awaits())
+        loop.run_until_complete(ticks(3))
+        other.cancel()
+        loop.run_until_complete(ticks(3))
+        assert other.cancelled()
+    finally:
+        loop.close()
+
+
 # -- cancelled from outside --------------------------------------------------------------------------------------------
 
 

@@ -29,19 +29,33 @@ class _OwnTask(asyncio.Task[T]):
 
     `asyncio.run` ends by cancelling all tasks at once, while the loop does not run. An object whose tasks end in that
     moment could neither commit nor leave its group when the caller's cancelled task closes it. So such a cancellation
-    takes effect once the tasks of other code have ended, or after `CLOSE_WITHIN_S`. A second one takes effect at once:
-    it comes from a task that awaits this one, and is cancelled too.
+    takes effect once the tasks of other code have ended, or after `CLOSE_WITHIN_S`. If one of them awaits this task, it
+    takes effect at once: the cancellation may be that of the other task.
     """
 
-    ending = False
+    _ends = False
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, T], owner: BackgroundTasks | None = None, *, outlives: bool, **given: Any
+    ) -> None:
+        super().__init__(coroutine, **given)
+        self._owner = owner
+        self._outlives = outlives
 
     def cancel(self, msg: Any = None) -> bool:
         loop = self.get_loop()
-        if loop.is_running() or self.ending or self.done():
+        if loop.is_running() or self._ends or self.done():
             return super().cancel(msg)
-        self.ending = True
+        others = [task for task in asyncio.all_tasks(loop) if not isinstance(task, _OwnTask)]
+        if any(getattr(task, "_fut_waiter", None) is self for task in others):
+            return super().cancel(msg)
+        self._ends = True
+        if self._owner is not None:
+            self._owner.loop_ends = True
+        if not self._outlives:
+            return super().cancel(msg)
         loop.call_later(CLOSE_WITHIN_S, super().cancel, msg)
-        self._outlive([task for task in asyncio.all_tasks(loop) if not isinstance(task, _OwnTask)])
+        self._outlive(others)
         return True
 
     def _outlive(self, others: list[asyncio.Task[Any]], _: object = None) -> None:
@@ -55,14 +69,21 @@ class _OwnTask(asyncio.Task[T]):
 
 
 def start_task(
-    coroutine: Coroutine[Any, Any, T], name: str | None = None, *, loop: asyncio.AbstractEventLoop | None = None
+    coroutine: Coroutine[Any, Any, T],
+    name: str | None = None,
+    *,
+    loop: asyncio.AbstractEventLoop | None = None,
+    outlives: bool = True,
 ) -> asyncio.Task[T]:
     """Starts a task, whose first step runs after the current one has ended or waits.
+
+    `outlives`: at the end of the loop, the task ends after those of other code. False for a task that runs code of the
+    user.
 
     Ignores the loop's task factory: `asyncio.eager_task_factory` would run that step before the caller has stored the
     task.
     """
-    return _OwnTask(coroutine, loop=loop or asyncio.get_event_loop(), name=name)
+    return _OwnTask(coroutine, outlives=outlives, loop=loop or asyncio.get_event_loop(), name=name)
 
 
 class _Callback:
@@ -139,18 +160,18 @@ class BackgroundTasks:
         self._tasks: dict[asyncio.Task[Any], bool] = {}  # task -> whether it was cancelled here
         self._ending = False
         self._closed = False
+        self.loop_ends = False
+        """Whether the end of the loop has cancelled one of the tasks."""
 
-    @property
-    def loop_is_ending(self) -> bool:
-        """Whether the end of the loop has cancelled one of the tasks, which outlives the tasks of other code."""
-        return any(isinstance(task, _OwnTask) and task.ending for task in self._tasks)
-
-    def start(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
-        """Starts a task. During `close` it is cancelled before its first step. Raises RuntimeError after `close`."""
+    def start(
+        self, coroutine: Coroutine[Any, Any, T], name: str | None = None, *, outlives: bool = True
+    ) -> asyncio.Task[T]:
+        """Starts a task. During `close` it is cancelled before its first step. Raises RuntimeError after `close`.
+        `outlives`: as for `start_task`."""
         if self._closed:
             coroutine.close()
             raise RuntimeError(f"{type(self).__name__}.start: the task would have no owner")
-        task = start_task(coroutine, name)
+        task = _OwnTask(coroutine, self, outlives=outlives, loop=asyncio.get_event_loop(), name=name)
         self._tasks[task] = False
         task.add_done_callback(self._ended)
         if self._ending:

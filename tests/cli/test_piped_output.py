@@ -23,7 +23,7 @@ OTHERS: Final = {
     "cluster fetch": ["3.9.1"],
 }
 # no group of kiel's, no reservation, a command that is not kept, both clusters are the same
-CODES: Final = {"group adopt": 1, "group release": 1, "doctor": 3, "topics copy": 2}
+CODES: Final = {"group adopt": 1, "group release": 1, "topics copy": 2}
 
 
 def test_every_command_is_tried() -> None:

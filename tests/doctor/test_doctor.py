@@ -69,9 +69,10 @@ async def owned(patient: Patient, *consumers: Any) -> None:
     async def all_of_them() -> bool:
         for consumer in consumers:
             await consumer.getbatch(0)
-        return sum(len(consumer.assignment()) for consumer in consumers) == len(patient.partitions)
+        shares = [len(consumer.assignment()) for consumer in consumers]
+        return sum(shares) == len(patient.partitions) and all(shares)
 
-    await wait_until_async(all_of_them, 30, "all partitions to be owned")
+    await wait_until_async(all_of_them, 30, "all partitions to be owned, some by each member")
 
 
 def delete_records(patient: Patient, before: dict[TopicPartition, int]) -> None:

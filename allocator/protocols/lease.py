@@ -52,7 +52,7 @@ class Lease:
 
 class MemberLease:
     """Decides whether a member may act: only while all `leases` are valid. Calls the listener's `suspended` when a
-    lease lapses, and `resumed` after the next proof."""
+    lease lapses, and `resumed` after each proof that makes them valid again, also if the timer has not noticed."""
 
     lapse = "its lease has lapsed"
     """Reason for the suspension, passed to the log and the listener."""
@@ -64,6 +64,9 @@ class MemberLease:
         self._group = group
         self._listener = listener
         self._timer: asyncio.TimerHandle | None = None
+        # when the leases end by the last proof; the timer may miss it, because its clock does not count sleep.
+        # Infinite before the first proof, for which nobody waits: the assignment wakes them
+        self._known_end = float("inf")
         # (time of the call, result) of each `confirm`, which waits for a proof that starts later
         self._waiting: list[tuple[float, asyncio.Future[bool]]] = []
 
@@ -89,6 +92,7 @@ class MemberLease:
         """Ends the lease, because the membership has ended or is lost."""
         for lease in self._leases:
             lease.end()
+        self._known_end = float("inf")
         self._stop_timer()
         self._answer(float("inf"), False)
 
@@ -99,9 +103,12 @@ class MemberLease:
             return False
         self._answer(started, True)
         self._plan()
-        if resume and self.suspended:
+        if resume:
+            is_valid_again = self.suspended or self.clock() >= self._known_end
             self.suspended = False
-            self._listener.resumed()
+            self._known_end = min(lease.ends for lease in self._leases)
+            if is_valid_again:
+                self._listener.resumed()
         return True
 
     def _answer(self, until: float, answer: bool) -> None:

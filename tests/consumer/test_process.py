@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kafka import KafkaProducer
 
 from allocator import Consumer, Record, TopicPartition
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets import GroupOffsets
 from allocator.errors import ConfigError, DeserializationError, HandlerFailed
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
@@ -110,6 +114,51 @@ async def test_done_records_stay_done_when_retention_deletes_the_committed_offse
         assert again == [8, *range(13, 100, 10), 100], "only the record at the new start is handled once more"
         await consumer.close()
         await work
+
+
+@pytest.mark.parametrize("there", ["a marker", "aborted records"])
+async def test_a_topic_without_an_id_that_is_created_again_has_no_done_records(
+    cluster_factory: Any, topic_factory: Topics, group: str, there: str
+) -> None:
+    """No record at the committed offset tells that it is another log."""
+    cluster = cluster_factory(kafka="1.1.1")
+    service = Keyed(cluster, topic_factory(1, cluster=cluster), group, isolation_level="read_committed")
+    await service.leave_one_key()
+    async with KafkaClient(cluster.bootstrap) as client:
+        offsets = GroupOffsets(client, group)
+        kept = await offsets.fetch(service.partitions)
+        await asyncio.to_thread(cluster.delete_topic, service.topic)
+        await asyncio.to_thread(cluster.create_topic, service.topic, 1)
+        await asyncio.to_thread(write_transaction, cluster, service.topic, aborted=there == "aborted records")
+        cluster.produce(service.topic, [b"new"] * 50)
+        await offsets.commit(kept)  # as if the coordinator was away at the deletion
+    handled: list[int] = []
+
+    async def handle(record: Record) -> None:
+        handled.append(record.offset)
+
+    async with service.member() as consumer:
+        work = asyncio.ensure_future(consumer.process(handle, ordering="key", commit_interval_s=0.05))
+        end = (await consumer.end_offsets([service.partition]))[service.partition]
+        await wait_until_async(lambda: end - 1 in handled or work.done(), 30, "the last record")
+        assert handled == list(range(end - 50, end))
+        await consumer.close()
+        await work
+
+
+def write_transaction(cluster: LocalCluster, topic: str, *, aborted: bool) -> None:
+    """Writes three records in a transaction and its marker at offset 3, or aborted records from offset 3 on."""
+    if aborted:
+        cluster.produce(topic, [b"new"] * 3)
+    with contextlib.closing(KafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id=topic)) as writer:
+        writer.init_transactions()
+        writer.begin_transaction()
+        for sent in [writer.send(topic, b"in a transaction", partition=0) for _ in range(3)]:
+            sent.get(30)
+        if aborted:
+            writer.abort_transaction()
+        else:
+            writer.commit_transaction()
 
 
 async def test_without_metadata_the_plain_offset_counts_and_a_log_line_says_so(

@@ -7,9 +7,9 @@ from tests.groups.members import History, RecordingOwner
 from tests.hand_clock import Clock
 
 
-async def lease_at(started: float = 100.0) -> tuple[KafkaLease, Clock]:
+async def lease_at(started: float = 100.0, history: History | None = None) -> tuple[KafkaLease, Clock]:
     clock = Clock()
-    lease = KafkaLease("g", RecordingOwner("a", History()), clock)
+    lease = KafkaLease("g", RecordingOwner("a", history or History()), clock)
     assert not lease.valid
     lease.renew(started, 8.0, 60.0, rebalancing=False)
     return lease, clock
@@ -36,4 +36,19 @@ async def test_a_rebalance_going_on_keeps_it_for_the_rebalance_timeout_and_no_lo
     assert not lease.valid
     lease.renew(clock.now, 8.0, 60.0, rebalancing=False)
     assert lease.valid
+    lease.end()
+
+
+async def test_the_proof_after_a_short_sleep_of_the_machine_wakes_those_who_wait_for_it() -> None:
+    """The timer of the lease has not fired, because its clock stood still."""
+    history = History()
+    lease, clock = await lease_at(history=history)
+    history.events.clear()
+    clock.now = 106.5
+    assert not lease.valid
+    lease.renew(106.5, 8.0, 60.0, rebalancing=False)
+    assert lease.valid
+    assert [what for _, _, what, _ in history.events] == ["go on"]
+    lease.renew(107.0, 8.0, 60.0, rebalancing=False)
+    assert len(history.events) == 1, "it was valid all the time"
     lease.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
@@ -283,3 +284,22 @@ async def test_commands_and_restarts_are_as_in_any_group(zk_chroot: str, group: 
     await c.allocation.close()
     assert [each.overlaps for each in (*members, b)] == [[]] * 4
     assert owners == {}
+
+
+async def test_a_task_that_enters_a_hold_after_a_short_sleep_of_the_machine_waits_only_for_the_next_proofs(
+    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease ends by the clock that counts the sleep. The event loop's timers do not notice."""
+    clock, timeout_s, slept_s = time.clock_gettime, 4.0, 0.0
+    monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + slept_s)
+    async with Allocation(["eu"], group=group, zookeeper=zk_chroot, session_timeout_s=timeout_s) as allocation:
+        await wait_until_async(lambda: allocation.may_act("eu"), 30, "the resource")
+        for _ in range(2):
+            slept_s += 0.8 * timeout_s
+            assert not allocation.may_act("eu")
+
+            async def work() -> bool:
+                async with allocation.hold("eu") as hold:
+                    return hold.may_act()
+
+            assert await asyncio.wait_for(work(), 10)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from allocator.core.subscription.commit_text import stamped
+from allocator.core.subscription.commit_text import stamped, with_done
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.progress import Hold, Progress
@@ -205,13 +205,49 @@ def test_holds_that_a_seek_has_replaced_are_dropped(member: Member) -> None:
 
 
 def test_done_records_beyond_the_offset_stay_known_when_a_reader_goes_on(member: Member) -> None:
-    tenure = member.claim(5)
+    tenure = member.claim(5, stamped(OWN, OLD))
     Stopped(tenure, 10, DoneSet(10, ((12, 15), (20, 25)), 0))
     tenure.pass_by(30, 0)
     tenure.hand_back()
     member.deliver(12)
     assert tenure.take_beyond(13) == DoneSet(13, ((14, 15), (20, 25)), 0)
     assert tenure.take_beyond(13) is None
+
+
+COMMITTED_DONE = DoneSet(5, ((6, 100),), 0, mark=7)
+
+
+@pytest.mark.parametrize("passed", ["marker", "reset", "reader"])
+@pytest.mark.parametrize(
+    ("committed_id", "present_id", "is_done"),
+    [(None, None, False), (None, NEW, False), (OLD, OLD, True)],
+    ids=["before Kafka 2.8", "committed before an upgrade to 2.8", "same topic"],
+)
+def test_records_beyond_a_passed_offset_stay_done_only_if_a_topic_id_proves_that_the_log_is_the_same(
+    member: Member, passed: str, committed_id: uuid.UUID | None, present_id: uuid.UUID | None, is_done: bool
+) -> None:
+    """In another topic of that name, the offset may hold a marker or an aborted record."""
+    tenure = member.claim(5, stamped(with_done(OWN, COMMITTED_DONE.encoded(1000)[0]), committed_id))
+    tenure.topic_id = present_id
+    assert tenure.done() == (5, COMMITTED_DONE)
+    if passed == "marker":
+        tenure.pass_by(6, 0)
+    elif passed == "reader":
+        member.deliver(6)
+    else:
+        tenure.reset(EARLIEST)
+        tenure.complete_reset(OffsetAndMetadata(6, "", -1), 0)
+    left = DoneSet(6, ((7, 100),), 0) if is_done else None
+    point = tenure.to_commit()
+    assert point is not None
+    assert (point.offset, point.done) == (6, left), "the next member relies on the commit"
+    assert tenure.take_beyond(6) == left
+
+
+def test_records_beyond_the_committed_offset_stay_known_without_a_topic_id(member: Member) -> None:
+    """The record at the offset tells whether the log is the same."""
+    tenure = member.claim(5, with_done(OWN, COMMITTED_DONE.encoded(1000)[0]))
+    assert tenure.take_beyond(5) == COMMITTED_DONE
 
 
 def test_a_later_tenure_is_held_by_work_of_an_earlier_one(member: Member) -> None:

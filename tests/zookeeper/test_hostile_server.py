@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
@@ -119,6 +120,36 @@ async def test_a_response_that_never_ends_is_a_lost_connection() -> None:
         with pytest.raises(ConnectionLost):
             await asyncio.wait_for(zk.get("/x"), 30)
         await asyncio.wait_for(zk.close(), 30)
+
+
+async def test_a_steady_response_may_take_longer_than_two_thirds_of_the_session_timeout() -> None:
+    """kazoo's limit for a silent server is two thirds of it, and it sends no ping while it reads a response."""
+    timeout_s, value = 4.0, b"x" * 1000
+    connections = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        writer.write(frame(struct.pack(">iiqi", 0, int(1000 * timeout_s), 0x1234, 16) + b"p" * 16 + b"\0"))
+        number, _ = await request(reader)
+        stat = struct.pack(">qqqqiiiqiiq", 1, 1, 0, 0, 0, 0, 0, 0, len(value), 0, 1)
+        response = frame(struct.pack(">iqii", number, 1, 0, len(value)) + value + stat)
+        began = time.monotonic()
+        for sent in range(0, len(response), 50):
+            writer.write(response[sent : sent + 50])
+            arrives_s = 0.8 * timeout_s * (sent + 50) / len(response)
+            await asyncio.sleep(began + arrives_s - time.monotonic())
+        while True:
+            number, _ = await request(reader)
+            writer.write(frame(struct.pack(">iqi", number, 1, 0)))
+            if number != PING:
+                return
+
+    async with hostile(serve) as hosts:
+        zk = ZooKeeperClient(hosts, session_timeout_s=timeout_s)
+        await zk.connect()
+        assert (await asyncio.wait_for(zk.get("/x"), 30))[0] == value
+        await asyncio.wait_for(zk.close(), 30)
+    assert len(connections) == 1
 
 
 @pytest.mark.parametrize("length", [0x7FFFFFFF, (64 << 20) + 1, -1])

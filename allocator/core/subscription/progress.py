@@ -207,6 +207,7 @@ class Progress(Tenure):
     """
 
     __slots__ = (
+        "_beyond_without_id",
         "_leader_epochs",
         "_position",
         "_unconfirmed",
@@ -234,6 +235,8 @@ class Progress(Tenure):
         self.holds: list[Hold] = []
         self.beyond: DoneSet | None = None
         """Records beyond the position that are done already; for the first hold of a handler."""
+        # whether `beyond` came without a topic id: then the present id does not prove that the log is the same
+        self._beyond_without_id = False
         self.committed: tuple[int, DoneSet | None] | None = None
         """What the coordinator has confirmed last, by a fetch or a commit; None if nothing is committed."""
         self.committed_at: float | None = None
@@ -315,6 +318,7 @@ class Progress(Tenure):
             else:
                 # an earlier commit may name further done records beyond the same offset
                 self.beyond = joined(proof.done, found)
+        self._beyond_without_id = topic_of_offset(start) is None
         return start
 
     def seek(self, position: OffsetAndMetadata) -> None:
@@ -322,6 +326,7 @@ class Progress(Tenure):
         self._replace_holds()
         self._move_to(position)
         self.beyond = position.done if isinstance(position, Committed) else None
+        self._beyond_without_id = topic_of_offset(position) is None
 
     def restart(self, committed: OffsetAndMetadata) -> None:
         """Continues at the committed offset, which is not the one that this tenure knew. An earlier seek is over."""
@@ -341,8 +346,7 @@ class Progress(Tenure):
         else:
             self._set(position, self.topic_id)
             self.handled_from = position.offset
-            if self.topic_id is None:  # only the record at the former offset would tell that it is the same log
-                self.beyond = None
+            self.beyond = self._beyond_at(position.offset)
 
     def cut_to(self, position: OffsetAndMetadata) -> None:
         """Sets the position back to where the log was truncated, or to the start of another log. Delivered records stay
@@ -399,6 +403,8 @@ class Progress(Tenure):
                 if first is None or first <= offset:
                     beyond = beyond if isinstance(hold, ReaderHold) else more
                     offset = offset if first is None else first
+        if beyond is self.beyond:
+            return offset, self._beyond_at(offset)
         return offset, None if beyond is None else beyond.since(offset)
 
     def left_out(self) -> int | None:
@@ -408,8 +414,8 @@ class Progress(Tenure):
 
     def take_beyond(self, start: int) -> DoneSet | None:
         """Returns the done records beyond `start`, for a hold that begins there and tracks them from now on."""
-        beyond, self.beyond = self.beyond, None
-        return None if beyond is None else beyond.since(start)
+        beyond, self.beyond = self._beyond_at(start), None
+        return beyond
 
     @property
     def can_commit(self) -> bool:
@@ -460,6 +466,17 @@ class Progress(Tenure):
             hold.stop()
 
     # -- inside
+
+    def _beyond_at(self, offset: int) -> DoneSet | None:
+        """Returns the part of `beyond` for a position at `offset`; None if it may belong to another log.
+
+        Without a topic id, only the record at the base tells that the log is the same, and the position is past it. The
+        log may have a marker or an aborted record there, because the topic was created again.
+        """
+        beyond = self.beyond
+        if beyond is None or (offset != beyond.base and (self.topic_id is None or self._beyond_without_id)):
+            return None
+        return beyond.since(offset)
 
     def _replace_holds(self) -> None:
         for hold in self.holds:

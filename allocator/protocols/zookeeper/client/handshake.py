@@ -62,6 +62,7 @@ class Handshake:
         self._session_is_over = session_is_over
         self._granted = granted
         self._tried = tried
+        self._session_s = 0.0  # the granted timeout of the last session
         self._connect_args: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self.handler = _Handler(self._connect, closed, close_s=3 * attempt_s)
         """The handler of the client."""
@@ -96,7 +97,8 @@ class Handshake:
         requested_at = boot_clock()
         response = self._open_session(timeout, request, session_is_over=self._session_is_over(requested_at))
         if response[0].time_out > 0:
-            self._granted(response[0].time_out / 1000.0, requested_at)
+            self._session_s = response[0].time_out / 1000.0
+            self._granted(self._session_s, requested_at)
         return response
 
     def _read(self, length: int, timeout: float) -> Any:
@@ -109,7 +111,9 @@ class Handshake:
                     MAX_FRAME_BYTES,
                 )
             raise ConnectionDropped(f"a frame of {length} bytes")
-        with self.handler.reading(timeout):
+        # a steady response may take as long as the session lasts: kazoo sends no ping before it has read the response
+        limit_s = max(timeout, self._session_s) if self._connection.client.connected else timeout
+        with self.handler.reading(limit_s):
             return self._kazoo_read(length, timeout)
 
     def _open_session(self, timeout: float, request: Connect, *, session_is_over: bool) -> Any:

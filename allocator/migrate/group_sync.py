@@ -54,9 +54,9 @@ class GroupSync:
     only if its text names exactly this offset. All others were committed by a consumer or an operator there.
 
     Kafka has no conditional commit. So members and offsets are read again before each commit, and the commit is not
-    sent if the offsets are older than `STALL_S` and twice the time of such a read, or if the lease of this process has
-    ended (`may_act`). A commit of a consumer or an operator that arrives after the read and before the mirror's commit
-    is overwritten.
+    sent if the offsets are older than `STALL_S` and twice the time of such a read, if an open transaction has one of
+    them (brokers from 2.5 on tell), or if the lease of this process has ended (`may_act`). A commit of a consumer or an
+    operator that arrives after the read and before the mirror's commit is overwritten.
     """
 
     def __init__(
@@ -117,7 +117,10 @@ class GroupSync:
     async def _sync(self, group: str) -> None:
         clusters = self._clusters
         if group not in self._stores:
-            self._stores[group] = GroupOffsets(clusters.old, group), GroupOffsets(clusters.new, group)
+            self._stores[group] = (
+                GroupOffsets(clusters.old, group),
+                GroupOffsets(clusters.new, group, timeout_s=SYNC_S),  # an open transaction holds up the other groups
+            )
         old, new = self._stores[group]
         targets, unproven = await self._targets(group, old)
         if not targets and not unproven:
@@ -132,7 +135,7 @@ class GroupSync:
         kept = sorted(each for each in unproven if each in there and _is_own(there[each]))
         if kept:
             raise CommitFailed(
-                f"the map does not have its old offset in {partition_names(kept)}, where the new cluster has the "
+                f"it has no old offset in {partition_names(kept)}, or the map lacks it, while the new cluster has the "
                 "offset that was synced before: commit the right one there, or delete it"
             )
 
@@ -144,9 +147,10 @@ class GroupSync:
             looked_at = boot_clock()
             if await self._has_members(group):
                 return
-            # read after the members: one that has committed and left meanwhile is not overwritten
-            read_at = boot_clock()
-            wanted = self._wanted(targets, await new.fetch(targets), renews)
+            # read after the members: one that has committed and left meanwhile is not overwritten. A transaction may
+            # have an offset without being a member (KIP-447)
+            read_at, stable = boot_clock(), self._clusters.new.broker_version >= (2, 5)
+            wanted = self._wanted(targets, await new.fetch(targets, require_stable=stable), renews)
             read_s = min(read_s, boot_clock() - read_at)  # this process may have been suspended in one of the reads
             try:
                 await self._commit(group, new, wanted, min(looked_at + CURRENT_S, read_at + STALL_S + 2 * read_s))
@@ -156,12 +160,14 @@ class GroupSync:
                     raise
 
     async def _targets(self, group: str, old: GroupOffsets) -> tuple[dict[TopicPartition, int], set[TopicPartition]]:
-        """Returns the translated offsets of the group, and the partitions whose offset the map cannot translate."""
+        """Returns the translated offsets of the group, and its other partitions: those whose offset the map cannot
+        translate and, unless it has no offset at all, those without one."""
         copies = {each: copy for each, copy in self._copies.items() if each.topic not in self._report.stops}
         committed = await old.fetch(copies)
         if any(Target.of(offset) for offset in committed.values()):
             return {}, set()  # the group of a mirror, whose offsets say what it has copied
-        former, targets, unproven = old.of_former_topics(committed), {}, set()
+        former, targets = old.of_former_topics(committed), {}
+        unproven = copies.keys() - committed.keys() if committed else set()
         for each, offset in committed.items():
             copy, known = copies[each], self._clusters.map.positions(each)
             if offset.offset < 0 or each in former:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Optional
 
+import confluent_kafka
 import kafka
 import pytest
 from kafka.admin import ACLOperation, ResourceType
@@ -347,6 +348,56 @@ async def test_a_group_that_goes_back_on_the_old_cluster_misses_no_record_when_i
     assert await read_on_new(pair, moving) == [*range(20, 100)]
 
 
+async def test_a_partition_without_an_old_offset_is_named(make_pair: Callable[..., Any], group: str) -> None:
+    """The group was deleted and began again, and has not committed in each partition yet."""
+    pair: Pair = await make_pair("2.8.2", "3.9.1", partitions=2, sync_group_offsets=f"{group}-.*")
+    first, second, moving = TopicPartition(pair.topic, 0), TopicPartition(pair.topic, 1), f"{group}-moving"
+    await pair.fill(100)
+    await commit(pair.old, moving, {first: 50, second: 0})
+    await pair.catch_up()
+    await asyncio.to_thread(delete_group, pair.old.bootstrap, moving)
+    await pair.catch_up()  # a group that has left the old cluster needs no operator
+    await commit(pair.old, moving, {second: 0})
+    with pytest.raises(GroupsNotSynced, match=f"'{moving}': it has no old offset in {pair.topic}:0, or"):
+        await pair.catch_up()
+    assert await committed(pair.new, moving, pair.topic) == {0: 50, 1: 0}
+
+
+async def test_the_offset_of_an_open_transaction_is_not_overwritten(make_pair: Callable[..., Any], group: str) -> None:
+    """Its consumer need not be a member any more (KIP-447)."""
+    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}-.*")
+    at, moving, last = pair.partition, f"{group}-moving", f"{group}-last"
+    await pair.fill(100)
+    await commit(pair.old, moving, {at: 50})
+    await pair.catch_up()
+    where = {"bootstrap.servers": pair.new.bootstrap}
+    producer = confluent_kafka.Producer({**where, "transactional.id": moving})
+    reader = confluent_kafka.Consumer({**where, "group.id": moving})
+
+    def send() -> None:
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        offset = confluent_kafka.TopicPartition(*at, 100)
+        producer.send_offsets_to_transaction([offset], reader.consumer_group_metadata(), 60)
+        reader.close()
+
+    await asyncio.to_thread(send)
+    await commit(pair.old, moving, {at: 40})
+    async with mirroring(pair.mirror()):  # whose first round renews all offsets
+        for each in (10, 11):
+            await commit(pair.old, last, {at: each})
+            await wait_until_async(lambda each=each: reached(pair, last, each), 60, "a round")
+        await asyncio.to_thread(producer.commit_transaction, 60)
+        await wait_until_async(lambda: reached(pair, moving, 100), 60, "the offset of the transaction")
+        await commit(pair.old, last, {at: 12})
+        await wait_until_async(lambda: reached(pair, last, 12), 60, "another round")
+    assert await reached(pair, moving, 100)
+
+
+async def reached(pair: Pair, group: str, offset: int) -> bool:
+    return await committed(pair.new, group, pair.topic) == {0: offset}
+
+
 async def test_a_rewind_on_the_new_cluster_outlasts_the_process_of_the_mirror(
     make_pair: Callable[..., Any], group: str
 ) -> None:
@@ -403,7 +454,7 @@ async def test_an_offset_that_the_map_cannot_follow_back_is_named(
     await asyncio.to_thread(pair.new.delete_topic, map_topic(pair.group))
     await pair.fill(written)
     await commit(pair.old, f"{group}-1", {pair.partition: 40})
-    with pytest.raises(GroupsNotSynced, match=f"'{group}-1': the map does not have its old offset in {pair.topic}:0,"):
+    with pytest.raises(GroupsNotSynced, match=f"'{group}-1': it has no old offset in {pair.topic}:0, or the map"):
         await pair.catch_up(append=True)
     await commit(pair.new, f"{group}-1", {pair.partition: 40})
     await pair.catch_up()

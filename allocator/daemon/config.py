@@ -82,6 +82,7 @@ class KafkaSection:
         None,
         "For OAUTHBEARER, instead of a provider: the URL that issues tokens to this client (client credentials grant, "
         "RFC 6749). `http` is allowed only for localhost.",
+        url=True,
     )
     sasl_oauth_client_id: str | None = setting(Text(), None, "The name of this client at the token endpoint.")
     sasl_oauth_client_secret: str | None = setting(

@@ -136,8 +136,8 @@ class Lanes:
         self._may_act = may_act
         self._until_active = until_active
         self._ready: deque[Lane] = deque()
-        self._parked: dict[Lane, None] = {}
-        """Ready lanes of paused partitions."""
+        self._parked: dict[LaneOwner, dict[Lane, None]] = {}
+        """Ready lanes of paused partitions, by worker: an operator resumes hundreds of partitions in one step."""
         self.commands = RecordCommands()
         """The operator commands in effect. A turn ends after its current call once another object is here."""
         self._running = 0
@@ -189,14 +189,12 @@ class Lanes:
 
     def resume(self, worker: LaneOwner) -> None:
         """Queues the parked lanes of a worker whose partition is no longer paused."""
-        parked = [lane for lane in self._parked if lane.worker is worker]
-        self.forget(worker)
-        for lane in parked:
+        for lane in self._parked.pop(worker, ()):
             self.wake(lane)
 
     def forget(self, worker: LaneOwner) -> None:
         """Drops the parked lanes of a worker that has ended, because a pause may last for days."""
-        self._parked = {lane: None for lane in self._parked if lane.worker is not worker}
+        self._parked.pop(worker, None)
 
     def end_turns(self) -> None:
         """Ends each turn after its current call, because a partition was paused."""
@@ -244,7 +242,7 @@ class Lanes:
             if lane.worker.stopping or not lane.units:
                 continue
             if lane.worker.is_paused:
-                self._parked[lane] = None
+                self._parked.setdefault(lane.worker, {})[lane] = None
             else:
                 lane.running = True
                 lane.worker.calls.add(lane)

@@ -270,6 +270,10 @@ class Processor:
         member.process_with(self, self._handling.commit_interval_s)
         if retries is not None:
             member.choice.also_read(retries.plan.topics)
+            # the tenures that have lasted since an earlier processor let these partitions go
+            for partition, tenure in list(member.state.assignment.items()):
+                if tenure.set_aside and partition.topic in retries.plan.topics:
+                    self._consumer.resume(partition)
         if not member.started:
             await self._consumer.start()
         if self._work.results.exactly_once:
@@ -288,7 +292,7 @@ class Processor:
         retries = () if self._retry_topics is None else self._retry_topics.plan.topics
         for partition in consumer.assignment():
             if partition.topic in retries:
-                consumer.pause(partition)
+                member.state.pause(partition, set_aside=True)
         if retries and not member.closing:
             member.choice.also_read(())
 

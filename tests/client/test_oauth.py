@@ -23,6 +23,7 @@ from allocator.core.client.errors import ConnectionFailed
 from allocator.core.client.oauth import ClientCredentials, TokenError, TokenProvider, with_credentials
 from allocator.core.client.sasl import Sasl
 from allocator.core.client.security import check_security
+from allocator.core.settings.names import url_origin
 from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.testing import wait_until_async
 from tests.client import providers_under_test
@@ -187,7 +188,10 @@ def test_a_token_is_renewed_early_and_used_until_it_expires_if_the_endpoint_fail
         ahead[0] = 0.81 * 3600
         endpoint.respond = lambda: (503, {}, "")
         assert provider.token() == first
-        assert f"token endpoint {endpoint.url}: it responds 503: Service Unavailable; the last token is" in caplog.text
+        assert (
+            f"token endpoint {url_origin(endpoint.url)}: it responds 503: Service Unavailable; the last token is"
+            in caplog.text
+        )
         endpoint.respond = granted
         second = provider.token()
         assert second != first
@@ -242,24 +246,27 @@ async def test_an_endpoint_that_fails_is_named_and_the_secret_is_not(
         async with oauth_broker([]) as broker:
             security = {**OAUTH, **endpoint.settings(), "sasl_oauth_token_endpoint": url}
             client = KafkaClient(broker.address, security=security)
-            with pytest.raises(BrokersUnavailable, match=f"from token endpoint {url}: .*{why}") as caught:
+            with pytest.raises(
+                BrokersUnavailable, match=f"from token endpoint {re.escape(url_origin(url))}: .*{why}"
+            ) as caught:
                 await client.connect(0.5 if status else 5)
             assert caught.value.retriable
         assert CLIENT_SECRET not in str(caught.value) + caplog.text + repr(client)
         assert bool(endpoint.requests) is bool(status)
 
 
+@pytest.mark.parametrize("scheme", ["http", "HTTP"])
 async def test_a_key_in_the_query_of_the_endpoint_is_sent_and_never_shown(
-    caplog: pytest.LogCaptureFixture, unused_port: int
+    caplog: pytest.LogCaptureFixture, unused_port: int, scheme: str
 ) -> None:
     caplog.set_level(1)
     async with oauth_broker([]) as broker:
         with TokenEndpoint() as endpoint:
-            url = f"http://127.0.0.1:{unused_port}/t?key=k3y-of-query"
+            url = f"{scheme}://127.0.0.1:{unused_port}/t?key=k3y-of-query"
             security = {**OAUTH, **endpoint.settings(), "sasl_oauth_token_endpoint": url}
         with pytest.raises(BrokersUnavailable) as caught:
             await KafkaClient(broker.address, security=security).connect(5)
-    assert f"from token endpoint http://127.0.0.1:{unused_port}/t?***: " in str(caught.value)
+    assert f"from token endpoint {scheme}://127.0.0.1/***: " in str(caught.value)
     assert "k3y-of-query" not in str(caught.value) + caplog.text
 
 

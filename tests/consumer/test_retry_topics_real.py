@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -106,6 +108,44 @@ async def test_retry_topics_are_created_for_a_pattern(
         assert {each for each in consumer.assignment() if each.topic != topic} == {
             (f"{group}.retry-1s", n) for n in range(3)
         }
+        work.cancel()
+        await asyncio.wait({work})
+
+
+async def test_retry_topics_are_read_again_by_the_next_process(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str
+) -> None:
+    """The pattern matches the retry topic too, so its partitions stay with the member in between."""
+    topic, retry = topic_factory(2), f"{group}.retry-1s"
+    settings = {"brokers": kafka_cluster.bootstrap, "group": group, "membership": "kafka"}
+    options = {**RETRIES, "retry_topics": ["1s"], "create_retry_topics": True, "dead_letter_topic": topic_factory(1)}
+    tried: Counter[bytes] = Counter()
+
+    async def handle(record: Record) -> None:
+        tried[record.value] += 1
+        if tried[record.value] == 1:
+            raise ValueError("bad")
+
+    async def until_retried(records: int) -> None:
+        await wait_until_async(lambda: list(tried.values()).count(2) >= records or work.done(), 60, "the retries")
+        assert not work.done(), work
+
+    async with Consumer(pattern=rf"{re.escape(topic)}$|{re.escape(group)}[.].*", **settings) as consumer:
+        work = asyncio.ensure_future(consumer.process(handle, **options))
+        kafka_cluster.produce(topic, [b"first"])
+        await until_retried(1)
+        work.cancel()
+        await asyncio.wait({work})
+        tenures = {partition: consumer.fence(partition) for partition in [(retry, 0), (retry, 1)]}
+        assert consumer.paused() == tenures.keys()
+        consumer.pause((retry, 1))  # this pause is the user's
+        work = asyncio.ensure_future(consumer.process(handle, **options))
+        kafka_cluster.produce(topic, [(b"%d" % n, b"%d" % n) for n in range(40)])
+        await until_retried(2)
+        assert {partition: consumer.fence(partition) for partition in tenures} == tenures
+        assert consumer.paused() == {(retry, 1)}
+        consumer.resume((retry, 1))
+        await until_retried(41)
         work.cancel()
         await asyncio.wait({work})
 

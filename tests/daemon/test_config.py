@@ -308,17 +308,61 @@ def test_secrets_are_never_shown(files: Files) -> None:
     assert "hunter2" not in "".join(lines)
 
 
-def test_the_query_of_a_token_endpoint_is_never_shown(files: Files) -> None:
-    text = edited(
-        "[kafka]",
-        '[kafka]\nsecurity_protocol = "SASL_SSL"\nsasl_mechanism = "OAUTHBEARER"\nsasl_oauth_client_id = "a"\n'
-        'sasl_oauth_client_secret = "b"\nsasl_oauth_token_endpoint = "https://h/t?key=hunter2"',
-    )
-    config = files.load(text)
-    assert config.kafka.security()["sasl_oauth_token_endpoint"] == "https://h/t?key=hunter2"
-    assert config.shown()["kafka"]["sasl_oauth_token_endpoint"] == "https://h/t?***"
-    lines = files.faults(text.replace("https:", "http:"))
-    assert any("http is for localhost only" in line for line in lines)
+TOKEN_ENDPOINT = edited(
+    "[kafka]",
+    '[kafka]\nsecurity_protocol = "SASL_SSL"\nsasl_mechanism = "OAUTHBEARER"\nsasl_oauth_client_id = "a"\n'
+    'sasl_oauth_client_secret = "b"\nsasl_oauth_token_endpoint = "URL"',
+)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://h/t?key=hunter2", "https://h/***"),
+        ("https://h?key=hunter2", "https://h/***"),
+        ("https://h/hunter2", "https://h/***"),
+        ("https://h:8443", "https://h/***"),
+        ("https://h.example", "https://h.example"),
+        ("https://[::1]:1/t", "https://[::1]/***"),
+        ("HTTPS://h/t?key=hunter2", "HTTPS://h/***"),
+        ("https://h/t?a=1 hunter2", "https://h/***"),
+        ("https://h/t?a=b@hunter2", "***"),
+        ("https://u:1/hunter2@h/t", "***"),
+        (" https://h/t?key=hunter2", "***"),
+    ],
+)
+def test_of_a_token_endpoint_only_scheme_and_host_are_shown(files: Files, url: str, shown: str) -> None:
+    config = files.load(TOKEN_ENDPOINT.replace("URL", url))
+    assert config.kafka.security()["sasl_oauth_token_endpoint"] == url
+    assert config.shown()["kafka"]["sasl_oauth_token_endpoint"] == shown
+    assert "hunter2" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h/t?key=hunter2",
+        "HTTP://h/t?key=hunter2",
+        "h/t?key=hunter2",
+        "https:/h/t?key=hunter2",
+        "https//h/t?key=hunter2",
+        "ftp://h/t?key=hunter2",
+        "https://hunter2@h/t",
+        "https://u:hunter2@h/t",
+        "https://u:p/hunter2@h/t",
+        "https://u:p#hunter2@h/t",
+        "https://u:p@hunter2@h/t",
+        "https://h:x/t#hunter2",
+        "https://h/t#hunter2",
+        "https://hunter2%40h:x/t",
+        "hunter2",
+    ],
+)
+def test_a_refused_token_endpoint_shows_no_secret(files: Files, url: str) -> None:
+    text = TOKEN_ENDPOINT.replace("URL", url)
+    lines = files.faults(text) + files.faults(TOKEN_ENDPOINT, ALLOCATOR_KAFKA_SASL_OAUTH_TOKEN_ENDPOINT=url)
+    lines += files.faults(text.replace(f'"{url}"', f'["{url}"]'))
+    assert sum("sasl_oauth_token_endpoint" in line and "an https URL" in line for line in lines) == 3
     assert "hunter2" not in "".join(lines)
 
 

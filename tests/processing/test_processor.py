@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 from collections import ChainMap, Counter, UserList, UserString, deque
-from collections.abc import Callable, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType, MappingProxyType, ModuleType
 from typing import Any
 
 import pytest
@@ -204,6 +204,51 @@ async def test_queued_records_of_a_paused_partition_wait_until_it_is_resumed(by:
         assert it.source.paused() == set()
         await it.stop()
     assert cluster.committed == {slow: 200, other: 200}
+
+
+@contextlib.contextmanager
+def counted_instructions(module: ModuleType) -> Iterator[list[int]]:
+    """Counts the instructions of this module that run in this thread, in calls that begin meanwhile."""
+    count, before = [0], sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count[0] += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield count
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("end", ["resume", "stop"])
+async def test_the_end_of_a_pause_takes_work_by_the_records_that_wait(end: str) -> None:
+    async def work(partitions: int) -> int:
+        cluster, may_end, ended = Cluster(partitions=partitions, records=20), asyncio.Event(), []
+
+        async def handle(record: Record) -> None:
+            await may_end.wait()
+            ended.append(record)
+
+        async with running(cluster, handle, ordering="none", concurrency=2, batch_size=20) as it:
+            await until(lambda: list(it.source.positions.values()) == [20] * partitions)
+            it.source.pause(*cluster.partitions)
+            may_end.set()
+            await until(lambda: len(ended) == 2)
+            await another_handles_all()
+            with counted_instructions(lanes) as count:
+                if end == "resume":
+                    it.source.resume(*cluster.partitions)
+                else:
+                    await it.stop()
+        assert count[0]
+        return count[0]
+
+    assert await work(32) < 1.5 * 32 / 4 * await work(4)
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -23,7 +23,7 @@ from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.lo
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from allocator.core.errors import ConfigError, MissingExtra
-from allocator.core.settings.names import MASK, without_url_secrets
+from allocator.core.settings.names import MASK, url_origin
 from allocator.core.settings.targets import find
 from allocator.core.text import base64_contents, parse_json, plain, shown
 
@@ -149,8 +149,8 @@ class ClientCredentials:
     def __init__(self, endpoint: str, client_id: str, client_secret: str, scope: str | None) -> None:
         self._endpoint = endpoint
         self._query = endpoint.partition("?")[2]
-        self.shown = without_url_secrets(endpoint)
-        """The endpoint for errors and logs: its query may have a key."""
+        self.shown = url_origin(endpoint)
+        """The endpoint for errors and logs: its path or its query may have a key."""
         self._client = (client_id, client_secret)
         self._form = {"grant_type": "client_credentials", **({"scope": scope} if scope else {})}
         self._token: str | None = None

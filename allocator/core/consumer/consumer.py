@@ -448,7 +448,7 @@ class ConsumerBase:
         self._member.fetcher.wake()
 
     def paused(self) -> frozenset[TopicPartition]:
-        """Returns the partitions that the user has paused."""
+        """Returns the partitions that the user has paused, and those of retry topics after the end of `process`."""
         return frozenset(self._member.state.paused_partitions())
 
     def may_act(self, record: Record | Batch | None = None) -> bool:

@@ -25,6 +25,9 @@ _ADDRESS: Final = re.compile(
     r"(?:(?P<scheme>[^/]*)://)?"
     r"(?:\[(?P<bracketed>[0-9a-fA-F:.]+(?:%\w+)?)\]|(?P<host>[^\s\x00-\x1f:/;,?#@\[\]]+))(?::(?P<port>[0-9]{1,5}))?"
 )
+_ORIGIN: Final = re.compile(
+    r"(?P<origin>https?://(?:[\w.-]+|\[[0-9a-f:.]+\]))(?P<rest>(?::[0-9]{1,5})?(?:[/?#].*)?)", re.IGNORECASE | re.DOTALL
+)
 _IPV6: Final = re.compile(r"[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*(?:%\w+)?")
 
 
@@ -136,3 +139,12 @@ def without_url_secrets(text: str) -> str:
     """Returns the text with a mask for the passwords and the queries of the URLs in it."""
     text = re.sub(r"(://[^/\s@]*:)[^/\s@]*@", rf"\1{MASK}@", text)
     return re.sub(r"(\bhttps?://[^\s\"?]*\?)[^\s\"]+", rf"\1{MASK}", text)
+
+
+def url_origin(given: Any) -> str:
+    """Returns the scheme and the host of an http URL, and a mask for what follows; else only the mask.
+
+    A wrong URL may have a secret anywhere: before an "@" that a path or a query hides, or without a scheme.
+    """
+    match = _ORIGIN.fullmatch(given) if isinstance(given, str) and "@" not in given else None
+    return MASK if match is None else match["origin"] + (f"/{MASK}" if match["rest"] else "")

@@ -23,6 +23,7 @@ from allocator.core.settings.names import (
     check_topic,
     parse_address,
     parse_ensemble,
+    url_origin,
     without_url_secrets,
 )
 from allocator.core.text.bounded_json import whole_number
@@ -235,6 +236,8 @@ class Setting:
     secret: bool = False
     addresses: bool = False
     """Whether it has addresses: a user may write a password before an "@", although it does not belong there."""
+    url: bool = False
+    """Whether it is an http URL that may have a secret: only its scheme and host are shown."""
 
     def accepts_none(self) -> bool:
         return self.optional or self.default is None
@@ -250,6 +253,8 @@ class Setting:
     def quoted(self, value: Any, write: Callable[[Any], str] = shown) -> str:
         """Returns the value as an error may quote it. `write` writes a value that is no secret. The
         secrets of URLs are masked."""
+        if self.url:
+            return write(url_origin(value))
         return MASK if self._hides(value) else without_url_secrets(write(value))
 
     def _hides(self, value: Any) -> bool:
@@ -459,12 +464,12 @@ DEFAULT: Final[Mapping[str, Any]] = {name: each.default for name, each in SETTIN
 # -- fields of sections ------------------------------------------------------------------------------------------------
 
 
-def setting(kind: SettingKind, default: Any, text: str, *, secret: bool = False) -> Any:
+def setting(kind: SettingKind, default: Any, text: str, *, secret: bool = False, url: bool = False) -> Any:
     """Declares a dataclass field as a setting. The default REQUIRED means that it must be given, None "not used".
 
-    A secret is not in `repr`, and masked in errors and in `--check`.
+    A secret is not in `repr`, and masked in errors and in `--check`. So is what follows the host of a `url`.
     """
-    return _field(Setting(kind, default, text, secret=secret))
+    return _field(Setting(kind, default, text, secret=secret, url=url))
 
 
 def shared(name: str, *, text: str = "", required: bool = True, table: Mapping[str, Setting] = SETTINGS) -> Any:
@@ -478,7 +483,9 @@ def shared(name: str, *, text: str = "", required: bool = True, table: Mapping[s
 
 
 def _field(declared: Setting) -> Any:
-    return dataclasses.field(default=declared.default, metadata={"setting": declared}, repr=not declared.secret)
+    return dataclasses.field(
+        default=declared.default, metadata={"setting": declared}, repr=not (declared.secret or declared.url)
+    )
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------

@@ -147,13 +147,19 @@ class SubscriptionState(Tenures[TopicPartitionState]):
 
     # -- fetching
 
-    def pause(self, partition: TopicPartition) -> None:
-        """Stops the delivery of the partition until `resume`. Its position stays."""
-        self._of(partition).paused = True
+    def pause(self, partition: TopicPartition, *, set_aside: bool = False) -> None:
+        """Stops the delivery of the partition until `resume`. Its position stays.
+
+        `set_aside` marks the pause as that of a processor. A partition that the user has paused remains the user's.
+        """
+        tenure = self._of(partition)
+        tenure.set_aside = set_aside and (tenure.set_aside or not tenure.paused)
+        tenure.paused = True
         self._pauses_changed([partition])
 
     def resume(self, partition: TopicPartition) -> None:
-        self._of(partition).paused = False
+        tenure = self._of(partition)
+        tenure.paused = tenure.set_aside = False
         self._pauses_changed([partition])
 
     def paused_partitions(self) -> set[TopicPartition]:

@@ -28,7 +28,7 @@ class Tenure:
     Code that awaits something keeps the tenure, and checks its `phase` before it continues.
     """
 
-    __slots__ = ("fence", "partition", "paused", "phase")
+    __slots__ = ("fence", "partition", "paused", "phase", "set_aside")
 
     def __init__(self, partition: TopicPartition, fence: int | None = None) -> None:
         self.partition = partition
@@ -36,7 +36,9 @@ class Tenure:
         """The fencing token, which grows with each new owner of the partition. None without a membership."""
         self.phase = Phase.ACTIVE
         self.paused = False
-        """Whether the user has paused the partition."""
+        """Whether the user has paused the partition, or the end of `process`."""
+        self.set_aside = False
+        """Whether the pause is that of `process`, which resumes the partition when it begins again."""
 
     @property
     def is_held(self) -> bool:

@@ -403,9 +403,9 @@ class Progress(Tenure):
                 if first is None or first <= offset:
                     beyond = beyond if isinstance(hold, ReaderHold) else more
                     offset = offset if first is None else first
-        if beyond is self.beyond:
-            return offset, self._beyond_at(offset)
-        return offset, None if beyond is None else beyond.since(offset)
+        if beyond is None:
+            return offset, None
+        return offset, self._beyond_at(offset) if beyond is self.beyond else beyond.since(offset)
 
     def left_out(self) -> int | None:
         """Returns the lowest offset in hand on which its user was told not to act; None if there is none. May be called

@@ -47,7 +47,7 @@ def list_command(access: Access, as_json: bool) -> None:
             {
                 "group": report.state.group,
                 "state": report.phase,
-                "generation": None if report.state.coordinated is not None else report.state.generation,
+                "generation": report.generation,
                 "members": report.member_count,
                 "partitions": report.owned_count,
                 "problems": report.problems,

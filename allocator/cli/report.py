@@ -15,10 +15,8 @@ if TYPE_CHECKING:  # a help text does not need these imports
 def groups_table(reports: Collection[GroupReport]) -> Listing:
     table = Listing("group", "state", "generation", "members", "partitions", "owned", "problems", right={2, 3, 4, 5, 6})
     for report in reports:
-        state = report.state
         counts = len(report.partitions), report.owned_count, len(report.problems)
-        generation = None if state.coordinated is not None else state.generation
-        table.add(state.group, report.phase, generation, report.member_count, *counts)
+        table.add(report.state.group, report.phase, report.generation, report.member_count, *counts)
     return table
 
 

@@ -228,14 +228,14 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
     for name in names:
         group = watcher.groups[name]
         report = group.report
-        unowned, coordinated = report.unowned_count, report.state.coordinated is not None
+        unowned = report.unowned_count
         point = group.series.points[-1] if group.series.points else None
         row = (
             # the mark is visible without colours
             Text(f"{'>' if name == shown else ' '} {plain(name)}", style="bold reverse" if name == shown else ""),
             # without ZooKeeper, the current state is unknown
             Text(report.phase, style=STYLES[report.phase]) if watcher.ready else Text(f"{report.phase}?", style="dim"),
-            _figure(None if coordinated else report.state.generation),
+            _figure(report.generation),
             _figure(report.member_count),
             Text(str(len(report.partitions))),
             Text("-" if unowned is None else str(unowned), style="red bold" if unowned else ""),

@@ -330,6 +330,11 @@ class GroupReport:
         return None if self._may_hide_members else len(self.state.members)
 
     @property
+    def generation(self) -> Optional[int]:
+        """The generation of the assignment; None if the group uses Kafka's own protocols."""
+        return self.state.generation if self.state.coordinated is None else None
+
+    @property
     def owned_count(self) -> Optional[int]:
         """The number of partitions that a member owns; None if members are unknown."""
         return None if self._may_hide_members else len(self.state.owners)

@@ -152,7 +152,7 @@ GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float | None]], ...
     (
         "generation",
         "Generation of the newest assignment; absent if the group uses Kafka's own protocols",
-        lambda g: g.report.state.generation if g.report.state.coordinated is None else None,
+        lambda g: g.report.generation,
     ),
     ("moving_partitions", "Partitions that a live member has to release for another one", moving),
     ("rebalancing", "1 during a rebalance", lambda g: float(g.report.phase == "rebalancing")),

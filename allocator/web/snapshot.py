@@ -72,7 +72,7 @@ def figures(group: WatchedGroup) -> dict[str, Any]:
         "protocol": "zookeeper" if state.coordinated is None else "kafka",
         "phase": report.phase,
         "paused": group.paused,
-        "generation": state.generation if state.coordinated is None else None,
+        "generation": report.generation,
         "members": report.member_count,
         "partitions": len(report.partitions),
         "unowned": report.unowned_count,

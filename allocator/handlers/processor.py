@@ -272,7 +272,7 @@ class Processor:
             member.choice.also_read(retries.plan.topics)
             # the tenures that have lasted since an earlier processor let these partitions go
             for partition, tenure in list(member.state.assignment.items()):
-                if tenure.set_aside and partition.topic in retries.plan.topics:
+                if tenure.is_set_aside and partition.topic in retries.plan.topics:
                     self._consumer.resume(partition)
         if not member.started:
             await self._consumer.start()

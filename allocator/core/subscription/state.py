@@ -12,7 +12,7 @@ from allocator.core.errors import ConfigError, NotAssigned
 from allocator.core.subscription.loss import as_written, listed
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.progress import Hold, ReaderHolds
-from allocator.core.subscription.tenures import Tenures
+from allocator.core.subscription.tenures import Pause, Tenures
 from allocator.core.types import (
     EARLIEST,
     LAST_EPOCH,
@@ -153,17 +153,18 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         `set_aside` marks the pause as that of a processor. A partition that the user has paused remains the user's.
         """
         tenure = self._of(partition)
-        tenure.set_aside = set_aside and (tenure.set_aside or not tenure.paused)
-        tenure.paused = True
+        if not set_aside:
+            tenure.pause = Pause.USER
+        elif tenure.pause is None:
+            tenure.pause = Pause.PROCESS
         self._pauses_changed([partition])
 
     def resume(self, partition: TopicPartition) -> None:
-        tenure = self._of(partition)
-        tenure.paused = tenure.set_aside = False
+        self._of(partition).pause = None
         self._pauses_changed([partition])
 
     def paused_partitions(self) -> set[TopicPartition]:
-        return {tp for tp, state in self.assignment.items() if state.paused}
+        return {tp for tp, state in self.assignment.items() if state.pause is not None}
 
     def is_fetchable(self, partition: TopicPartition) -> bool:
         """Returns whether `fetch` may read the partition.

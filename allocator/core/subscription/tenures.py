@@ -22,23 +22,32 @@ class Phase(enum.Enum):
     ENDED = "released or lost; another member may own the partition"
 
 
+class Pause(enum.Enum):
+    """Who has paused a partition."""
+
+    USER = "the user, until `resume`"
+    PROCESS = "the end of `process`, until `process` begins again or the user resumes it"
+
+
 class Tenure:
     """One ownership of one partition. A partition that comes back gets a new tenure.
 
     Code that awaits something keeps the tenure, and checks its `phase` before it continues.
     """
 
-    __slots__ = ("fence", "partition", "paused", "phase", "set_aside")
+    __slots__ = ("fence", "partition", "pause", "phase")
 
     def __init__(self, partition: TopicPartition, fence: int | None = None) -> None:
         self.partition = partition
         self.fence = fence
         """The fencing token, which grows with each new owner of the partition. None without a membership."""
         self.phase = Phase.ACTIVE
-        self.paused = False
-        """Whether the user has paused the partition, or the end of `process`."""
-        self.set_aside = False
-        """Whether the pause is that of `process`, which resumes the partition when it begins again."""
+        self.pause: Pause | None = None
+
+    @property
+    def is_set_aside(self) -> bool:
+        """Whether `process` has paused the partition at its end, and not the user."""
+        return self.pause is Pause.PROCESS
 
     @property
     def is_held(self) -> bool:
@@ -96,7 +105,7 @@ class Tenures(Generic[T]):
         A reader gets none of its records then, and a handler gets none of those that wait for it. A hold that takes no
         more records (`Hold.full`) stops the fetch only.
         """
-        return tenure.paused or tenure.partition in self.held_back
+        return tenure.pause is not None or tenure.partition in self.held_back
 
     # -- called by the membership
 

@@ -112,6 +112,7 @@ class KafkaClient:
         self.retry_backoff_s = retry_backoff_s
         self._metadata = Metadata()
         self._read_at = float("-inf")
+        self._hides = float("nan"), False  # `_read_at` at the last request of `may_hide_topics`, and its answer
         self._directory = Directory(self._addresses)
         self._listeners: list[Callable[[], None]] = []
         self._refresher = Refresher(self._fetch_metadata, self._settled, metadata_max_age_s, retry_backoff_s)
@@ -348,9 +349,13 @@ class KafkaClient:
         """Returns whether this user lacks the right to describe some topics, which a response about all topics omits.
 
         Brokers check the right before the name. So they refuse a name that no topic has, unless the user may describe
-        every topic. A rule against single topics stays unknown. False from brokers before 1.0. Raises `BrokerError`.
+        every topic. A rule against single topics stays unknown. False from brokers before 1.0. The answer holds until
+        the metadata is read again. Raises `BrokerError`.
         """
-        return bool(await self.refusals([NO_TOPIC]))
+        read_at, hides = self._hides
+        if read_at != self._read_at:
+            read_at, hides = self._hides = self._read_at, bool(await self.refusals([NO_TOPIC]))
+        return hides
 
     async def absence(self, topics: Sequence[str], use: str = "read") -> AllocatorError:
         """Returns the error for topics that the metadata lacks: TopicAuthorizationFailed for one that brokers hide from

@@ -35,7 +35,7 @@ from allocator.protocols.kafka_classic.plan import (
     is_cooperative,
     offers,
 )
-from allocator.protocols.kafka_classic.predecessor import Legacy
+from allocator.protocols.kafka_classic.predecessor import Inheritance
 from allocator.protocols.kafka_classic.received import ReceivedAssignments
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kafka_member import KafkaMember
@@ -81,7 +81,7 @@ class KafkaMembership(KafkaMember):
         self._cooperative = is_cooperative(self._assignors)
         self._before = StickyUserData(NO_PARTITIONS)
         self._counts: Mapping[str, int] | None = None
-        self._legacy: Legacy | None = None
+        self._inheritance: Inheritance | None = None
         """What this static member takes over, until the group knows its own topics."""
         self._led: frozenset[str] = frozenset()
         """The topics of the group if this member was its last leader. Their counts last until another member leads."""
@@ -114,10 +114,10 @@ class KafkaMembership(KafkaMember):
         # partitions of a member that names an older generation than the other members
         generation = identity.generation if held and identity is not None else -1
         topics = self._wanted
-        if self._legacy is not None and self._legacy.topics != self._wanted:
+        if self._inheritance is not None and self._inheritance.topics != self._wanted:
             # the coordinator keeps the assignment of a static member that restarts, even if its topics have changed; a
             # change between two joins of one process makes it start a rebalance
-            topics = self._legacy.topics
+            topics = self._inheritance.topics
             self.group.request_rejoin("the earlier process of this instance subscribed to other topics")
         mine = Subscription(tuple(sorted(topics)), None, held, generation, settings.rack)
         about = {"name": settings.name, "host": socket.gethostname(), "weight": settings.weight}
@@ -130,9 +130,9 @@ class KafkaMembership(KafkaMember):
                 await self._client.refresh()
         self._wanted = self._resolved()
         self._counts = None
-        self._legacy = None if self.group.member_id else self.group.predecessor.legacy()
-        if self._legacy is not None and self._legacy.topics != self._wanted:
-            self._before = StickyUserData(frozenset(p for p in self._legacy.partitions if p.topic in self._wanted))
+        self._inheritance = None if self.group.member_id else self.group.predecessor.inheritance()
+        if self._inheritance is not None and self._inheritance.topics != self._wanted:
+            self._before = StickyUserData(frozenset(p for p in self._inheritance.partitions if p.topic in self._wanted))
         self._received.forget()
         self._follow()
         keep = frozenset(p for p in self.held if p.topic in self._wanted) if self._cooperative else NO_PARTITIONS
@@ -162,8 +162,8 @@ class KafkaMembership(KafkaMember):
 
     async def lead_on(self, members: Sequence[JoinedMember]) -> None:
         counts = await self._lead(GroupMembers("", members).topics)
-        if self._legacy is not None:  # partitions that were added while this member restarted have no owner yet
-            counts = {topic: min(count, self._legacy.counts[topic]) for topic, count in counts.items()}
+        if self._inheritance is not None:  # partitions that were added while this member restarted have no owner yet
+            counts = {topic: min(count, self._inheritance.counts[topic]) for topic, count in counts.items()}
         self._counts = counts
         self._metadata_came()
 

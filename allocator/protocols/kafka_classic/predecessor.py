@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 DESCRIBED_WITHIN_S = 5.0
 
 
-class Legacy(NamedTuple):
+class Inheritance(NamedTuple):
     """What a static member takes over from its predecessor."""
 
     topics: frozenset[str]
@@ -84,7 +84,7 @@ class Predecessor:
         self.members = described_members(response)
         self.found = next((each for each in self.members if each.member.instance_id == self._instance_id), None)
 
-    def legacy(self) -> Optional[Legacy]:
+    def inheritance(self) -> Optional[Inheritance]:
         """Returns None if there was no predecessor, or if another client wrote what cannot be read."""
         if self.found is None:
             return None
@@ -95,4 +95,4 @@ class Predecessor:
         except Malformed as error:
             log.info("%s: cannot read the group before the join: %s", self._group_name, error)
             return None
-        return Legacy(topics, mine, Counter(partition.topic for partition in assigned))
+        return Inheritance(topics, mine, Counter(partition.topic for partition in assigned))

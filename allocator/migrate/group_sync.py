@@ -122,17 +122,17 @@ class GroupSync:
                 GroupOffsets(clusters.new, group, timeout_s=SYNC_S),  # an open transaction holds up the other groups
             )
         old, new = self._stores[group]
-        targets, unproven = await self._targets(group, old)
-        if not targets and not unproven:
+        targets, untranslated = await self._targets(group, old)
+        if not targets and not untranslated:
             return
         now = boot_clock()
         is_due = now >= self._renew_at.get(group, 0.0)  # without members, Kafka counts the age from the last commit
-        there = await new.fetch([*targets, *unproven])
+        there = await new.fetch([*targets, *untranslated])
         if self._wanted(targets, there, is_due):
             await self._write(group, new, targets, is_due, boot_clock() - now)
         if is_due:
             self._renew_at[group] = now + IdleOffsets.period_s(await new.retention_s())
-        kept = sorted(each for each in unproven if each in there and _is_own(there[each]))
+        kept = sorted(each for each in untranslated if each in there and _is_own(there[each]))
         if kept:
             raise CommitFailed(
                 f"it has no old offset in {partition_names(kept)}, or the map lacks it, while the new cluster has the "
@@ -167,14 +167,14 @@ class GroupSync:
         if any(Target.of(offset) for offset in committed.values()):
             return {}, set()  # the group of a mirror, whose offsets say what it has copied
         former, targets = old.of_former_topics(committed), {}
-        unproven = copies.keys() - committed.keys() if committed else set()
+        untranslated = copies.keys() - committed.keys() if committed else set()
         for each, offset in committed.items():
             copy, known = copies[each], self._clusters.map.positions(each)
             if offset.offset < 0 or each in former:
                 continue
             target = known.start(offset.offset)
             if target is None:
-                unproven.add(each)
+                untranslated.add(each)
                 if known and (group, each) not in self._unknown:
                     self._unknown.add((group, each))
                     log.warning(
@@ -183,7 +183,7 @@ class GroupSync:
                     )
                 continue
             targets[each] = copy.end if offset.offset >= copy.acked else min(target, copy.end)
-        return targets, unproven
+        return targets, untranslated
 
     async def _has_members(self, group: str) -> bool:
         clusters = self._clusters

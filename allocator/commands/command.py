@@ -54,7 +54,8 @@ MAX_COUNT = 1_000_000
 KEPT_MS = 86_400_000  # a day: how long an expired or done command stays visible
 
 KEPT, NOT_KEPT = "kept", "not kept: "
-"""The report of an owner that can follow a command after an owner could not, and the begin of one with the reason."""
+"""The report of an owner that can follow a command although an earlier owner could not, and the start of the report of
+one that cannot. The reason follows it."""
 
 COMMAND_ID = re.compile(r"o-[0-9a-f]{8,32}\Z")
 POSITION = re.compile(r"(earliest|latest|(timestamp:)?[0-9]{1,18})\Z")

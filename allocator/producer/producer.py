@@ -184,11 +184,12 @@ class Producer:
         record. If `send` itself raises or is cancelled, the record is not written. `timestamp`: milliseconds since the
         epoch; None: now. `headers`: pairs (str, bytes or None), for brokers from 0.11.
 
-        The first call waits for a producer id, and the first one of a topic for its partitions. Raises the error of the
-        brokers if they give neither within `delivery_timeout_s`, TopicNotFound if the topic does not exist within ten
-        seconds and brokers do not create it, TopicAuthorizationFailed, BrokerError without the right to be idempotent,
-        DeliveryFailed for a partition that the topic does not have, TypeError for a key, a value or headers of the
-        wrong type, ConfigError for a timestamp that Kafka does not have and for headers before 0.11, and Closed.
+        The first call waits for a producer id, and the first one of a topic for its partitions. If the brokers do not
+        give them within `delivery_timeout_s`, it raises their error. It also raises TopicNotFound if the topic does not
+        exist within ten seconds and brokers do not create it, TopicAuthorizationFailed, and BrokerError without the
+        right to be idempotent. Each call may raise DeliveryFailed for a partition that the topic does not have,
+        TypeError for a key, a value or headers of the wrong type, ConfigError for a timestamp that Kafka does not have
+        and for headers before 0.11, and Closed.
         """
         writer = self._writer
         if writer is None or self._loop is not asyncio.get_running_loop():

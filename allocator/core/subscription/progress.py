@@ -301,8 +301,9 @@ class Progress(Tenure):
     def begin(self, committed: OffsetAndMetadata, former: Progress | None, *, own: bool) -> OffsetAndMetadata:
         """Returns the start of this tenure: the committed offset, or what this process has handled beyond it.
 
-        `own`: this process has committed the offset, so no other owner or operator has moved it since. Then a commit
-        of `former`, the last tenure of the partition here, has failed, or an older commit overtook it.
+        `former`: the last tenure of the partition in this process. `own`: this process has committed the offset, so no
+        other owner or operator has moved it since. If `former` went further, its last commit has failed, or an older
+        commit overtook it.
         """
         found = done_of(committed.metadata, committed.offset)
         self.committed = committed.offset, found

@@ -334,7 +334,7 @@ class AssignmentDocument:
         return tuple((min(when, now_ms), number) for when, number in self.moved if when + MINUTE_MS > now_ms)
 
     def encode(self, ranges: RangesOfMembers | None = None) -> bytes:
-        """Encodes the document. `ranges` has encoded the document before it; None: there is none."""
+        """Encodes the document. With the `ranges` that encoded the former document, only changed members cost time."""
         rare = {
             "writes": self.writes,
             "left_out": to_ranges(self.left_out),

@@ -16,7 +16,7 @@ import pytest
 from kafka.errors import IllegalStateError
 
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
-from allocator.core.subscription.kafka_errors import NoPosition
+from allocator.core.kafka_errors import NoPosition
 from allocator.errors import Closed, ConfigError, IllegalState, NotOwned, OffsetOutOfRange, TopicNotFound
 from allocator.testing import LocalCluster, wait_until_async
 from tests.consumer.real_service import Recording, Service

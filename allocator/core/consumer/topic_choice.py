@@ -96,7 +96,7 @@ class TopicChoice:
         config = dataclasses.replace(self.config, topics=topics, pattern=pattern, partitions=())
         config.check()
         if config.chosen and self.config.partitions:
-            from allocator.core.subscription.kafka_errors import OutOfTurn
+            from allocator.core.kafka_errors import OutOfTurn
 
             raise OutOfTurn(
                 "topics cannot be subscribed while partitions are assigned by hand; call unsubscribe() first"
@@ -115,7 +115,7 @@ class TopicChoice:
         if not partitions:
             self.subscribe((), None)
             return
-        from allocator.core.subscription.kafka_errors import OutOfTurn
+        from allocator.core.kafka_errors import OutOfTurn
 
         if self.config.membership != "fixed":
             raise OutOfTurn(

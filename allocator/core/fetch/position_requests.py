@@ -125,7 +125,7 @@ class PositionRequests:
             self._state.request_offset_reset(tp)
             self._note_reset(tp, offset, "the log does not have it")
             return None
-        from allocator.core.subscription.kafka_errors import PositionOutOfRange
+        from allocator.core.kafka_errors import PositionOutOfRange
 
         why = "the log does not reach there and auto_offset_reset is 'none'; seek to an offset that it has"
         return PositionOutOfRange(tp.topic, tp.partition, offset, why)
@@ -144,7 +144,7 @@ class PositionRequests:
             partition.lose_log()
             self._note_reset(tp, offset, why, recreated=True)
         else:
-            from allocator.core.subscription.kafka_errors import PositionOfOldTopic
+            from allocator.core.kafka_errors import PositionOfOldTopic
 
             partition.recreated()
             partition.lose_log()
@@ -292,7 +292,7 @@ class PositionRequests:
         """Reacts to a log that was truncated before the position."""
         tp, position, why = what.partition, what.position.offset, "the log of its new leader was truncated before it"
         if not what.resolved:
-            from allocator.core.subscription.kafka_errors import PositionTruncated
+            from allocator.core.kafka_errors import PositionTruncated
 
             there = None if what.divergent is None else what.divergent.offset
             self._faults.fail(tp, PositionTruncated(tp.topic, tp.partition, position, there))

@@ -19,7 +19,7 @@ from allocator.core.subscription.state import LogTruncation, SubscriptionState
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 
 if TYPE_CHECKING:
-    from allocator.core.subscription.kafka_errors import NoPosition
+    from allocator.core.kafka_errors import NoPosition
 
 
 if not TYPE_CHECKING:  # a type checker would accept every name

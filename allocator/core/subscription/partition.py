@@ -308,7 +308,7 @@ class TopicPartitionState(Progress):
 
     def _move(self, to: FetchState) -> None:
         if to not in MOVES[self.fetch_state]:
-            from allocator.core.subscription.kafka_errors import OutOfTurn
+            from allocator.core.kafka_errors import OutOfTurn
 
             raise OutOfTurn(f"a partition that is {self.fetch_state.name} cannot become {to.name}")
         self.fetch_state = to

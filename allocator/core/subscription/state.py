@@ -236,7 +236,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         """
         state = self._of(partition)
         if state.position is None:
-            from allocator.core.subscription.kafka_errors import OutOfTurn
+            from allocator.core.kafka_errors import OutOfTurn
 
             raise OutOfTurn(f"{partition.topic}:{partition.partition} has no position yet; seek it first")
         state.pass_by(offset, leader_epoch)
@@ -273,7 +273,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         strategy = EARLIEST if partition.topic in self.begin_at_start else self._default_reset
         state = self._of(partition)
         if strategy is None:
-            from allocator.core.subscription.kafka_errors import NoPosition
+            from allocator.core.kafka_errors import NoPosition
 
             raise NoPosition([partition])
         state.reset(strategy)

@@ -115,7 +115,7 @@ class Tenures(Generic[T]):
         Raises OutOfTurn if this member already owns one of the partitions.
         """
         if not self.assignment.keys().isdisjoint(fences):
-            from allocator.core.subscription.kafka_errors import OutOfTurn
+            from allocator.core.kafka_errors import OutOfTurn
 
             raise OutOfTurn(f"{sorted(self.assignment.keys() & fences.keys())} are owned already")
         new = {partition: self._begin(partition, fence) for partition, fence in fences.items()}
@@ -137,7 +137,7 @@ class Tenures(Generic[T]):
         """Ends these drained tenures. Ignores tenures that have ended. Raises OutOfTurn for an active tenure."""
         ending = [tenure for tenure in tenures if tenure.phase is not Phase.ENDED]
         if any(tenure.phase is Phase.ACTIVE for tenure in ending):
-            from allocator.core.subscription.kafka_errors import OutOfTurn
+            from allocator.core.kafka_errors import OutOfTurn
 
             raise OutOfTurn("an active partition must drain before it is released")
         self._end(ending)

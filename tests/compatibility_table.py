@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from allocator import __version__
-from allocator._files import write_file
+from allocator.documents import write_file
 from allocator.testing.versions import KAFKA, ZOOKEEPER
 
 BEGIN = "<!-- compatibility: begin; written by the tests -->"

@@ -10,9 +10,9 @@ from typing import Optional
 
 import click
 
-from allocator._files import write_file
 from allocator.cli.output import print_json
 from allocator.cli.progress import Step, progress, quiet_option, say
+from allocator.documents import write_file
 from allocator.errors import ConfigError
 from allocator.migrate import Cutover
 

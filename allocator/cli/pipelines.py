@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import click
 
-from allocator._files import write_file
 from allocator.cli.options import Callback, brokers_option, decorated, mask_option, repeated, timeout_option
 from allocator.cli.output import print_json
 from allocator.cli.progress import Step, progress
+from allocator.documents import write_file
 from allocator.errors import ConfigError
 from allocator.handlers.schemas import Masks
 from allocator.spark import Topic, plain_errors

@@ -1,6 +1,7 @@
 """Stored JSON objects, of znodes and records: bounds and checks of what strangers may have written.
 
-`checked` checks a document field by field. `packed` compresses, and names many partitions in few bytes.
+`checked` checks a document field by field. `packed` compresses, and names many partitions in few bytes. `files` writes
+files atomically.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from allocator.documents.checked import (
     optional,
     parse_object,
 )
+from allocator.documents.files import read_json, refuse_existing, write_file, write_json
 from allocator.documents.packed import (
     INFLATED_BYTES,
     MAX_PARTITIONS,

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Optional, TypeVar
 
-from allocator._files import read_json
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
 from allocator.core.text import partition_names, some_of
+from allocator.documents import read_json
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.cutover_plan import Plan, load_plan
 from allocator.migrate.cutover_state import CutoverFailed, CutoverState

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Optional
 
-from allocator._files import read_json, write_json
+from allocator.documents import read_json, write_json
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.cutover_plan import Plan
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
-from allocator._files import read_json, refuse_existing, write_json
 from allocator.core.text import partition_names
+from allocator.documents import read_json, refuse_existing, write_json
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate import translate
 from allocator.migrate.storage import OffsetStore, OpenOffsetStore

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allocator._files import write_file
+from allocator.documents import write_file
 from allocator.errors import MissingExtra
 from allocator.spark.errors import JavaMissing
 

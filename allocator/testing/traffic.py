@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional, Protocol
 
-from allocator._files import write_file
+from allocator.documents import write_file
 from allocator.errors import ConfigError
 
 __all__ = ["Recorded", "Recording", "TrafficRecord"]

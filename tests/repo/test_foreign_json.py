@@ -8,7 +8,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2] / "allocator"
 PARSER = "core/text/bounded_json.py"
 OWN = {
-    "_files.py": "files that this user names or this library writes",
+    "documents/files.py": "files that this user names or this library writes",
     "compat/base_consumer.py": "kiel's default deserializer, for the caller's records",
     "web/history_file.py": "the server's own database",
 }

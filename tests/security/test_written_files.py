@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from allocator._files import write_file, write_json
+from allocator.documents import write_file, write_json
 from allocator.errors import ConfigError
 from allocator.spark.archive.commits import CommitLog
 
@@ -93,7 +93,7 @@ def test_a_full_disk_leaves_the_old_file_whole(place):
         import resource, signal, sys
         from pathlib import Path
         from allocator.errors import ConfigError
-        from allocator._files import write_json
+        from allocator.documents import write_json
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails then, in the middle
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))

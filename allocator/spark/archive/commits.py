@@ -25,7 +25,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Optional
 
-from allocator._files import write_file
+from allocator.documents import write_file
 from allocator.errors import AllocatorError, ConfigError
 from allocator.spark.errors import ArchiveCorrupt, ArchiveFull
 

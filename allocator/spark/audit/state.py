@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
-from allocator._files import read_json, write_json
+from allocator.documents import read_json, write_json
 from allocator.errors import ConfigError
 from allocator.spark.errors import DataLoss
 

@@ -319,14 +319,16 @@ async def test_a_hold_is_entered_once_at_a_time(zk_chroot: str, group: str) -> N
 async def test_a_cancelled_close_gives_a_held_resource_up_and_the_hold_says_so(zk_chroot: str, group: str) -> None:
     allocation = Allocation(["eu"], group=group, zookeeper=zk_chroot, session_timeout_s=6)
     await allocation.start()
+    hold = allocation.hold("eu")
+    await hold.__aenter__()
+    closing = asyncio.ensure_future(allocation.close())
+    await asyncio.wait_for(hold.until_wanted(), 30)
+    assert hold.may_act()
+    closing.cancel()
+    await asyncio.wait({closing})
+    assert not hold.may_act()
     with pytest.raises(ResourceLost, match="close"):
-        async with allocation.hold("eu") as hold:
-            closing = asyncio.ensure_future(allocation.close())
-            await asyncio.wait_for(hold.until_wanted(), 30)
-            assert hold.may_act()
-            closing.cancel()
-            await asyncio.wait({closing})
-            assert not hold.may_act()
+        await hold.__aexit__(None, None, None)
     await allocation.close()
 
 

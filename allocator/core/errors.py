@@ -101,7 +101,7 @@ class InstanceIdInUse(AllocatorError):
 
 
 class ResourceLost(AllocatorError):
-    """A resource of an `Allocation` was lost because the session of the member ended."""
+    """A resource of an `Allocation` was lost in a `hold`: the session ended, or a call of `close` was cancelled."""
 
 
 class ZooKeeperUnavailable(AllocatorError):

@@ -14,7 +14,7 @@ from allocator.core.aio import ClosesOnce, call_user, warn_unclosed
 from allocator.core.consumer import MembershipConfig
 from allocator.core.settings import ANY_TOPIC, DEFAULT, names_arguments
 from allocator.core.text import shown
-from allocator.errors import AllocatorError, ConfigError, ResourceLost
+from allocator.errors import AllocatorError, Closed, ConfigError, ResourceLost
 from allocator.protocols.zookeeper import OF_RESOURCES, Paths, Store, ZooKeeperMembership, ZooKeeperSettings
 from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames
@@ -121,6 +121,8 @@ class Allocation:
 
     async def start(self) -> None:
         """Joins the group. Raises ZooKeeperUnavailable after `connect_timeout_s` seconds."""
+        if self._closing.begun:
+            raise Closed("this allocation is closed; create another one")
         self._uses.start()
         await self._membership.join()
         self._started = True
@@ -129,8 +131,9 @@ class Allocation:
         """Waits for the holders of each resource, releases all resources and leaves the group.
 
         May be called twice: each call returns when the allocation is closed. Do not call it inside a `hold`, because it
-        waits for the end of the hold. With `restart=False`, the resources move at once, although `restart_grace_s`
-        reserves them.
+        waits for the end of the hold. A call that is cancelled, as by `asyncio.wait_for`, waits no longer: other
+        members may hold the resources at once, and `may_act()` is False in the holds of this one. With `restart=False`,
+        the resources move at once, although `restart_grace_s` reserves them.
         """
         await self._closing.run(partial(self._close, restart))
 
@@ -217,7 +220,9 @@ class Hold:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._uses.put_back(self._partition, self)
         if self.lost and kind is None:
-            raise ResourceLost(f"resource {self.name!r} was lost while it was held: the session ended")
+            raise ResourceLost(
+                f"resource {self.name!r} was lost while it was held: the session ended, or close() was cancelled"
+            )
 
 
 class _Callbacks(RebalanceListener):

@@ -246,6 +246,13 @@ async def test_a_rejected_partition_is_named_and_the_others_are_committed(code: 
         assert broker.stored == {A: at(1), C: at(3)}
 
 
+async def test_a_commit_beside_members_of_kafkas_group_protocol_names_them() -> None:
+    async with coordinated() as (broker, group):
+        broker.codes[A] = [25]
+        with pytest.raises(CommitFailed, match="members of Kafka's own group protocol"):
+            await group.commit({A: at(1)})
+
+
 async def test_the_error_at_the_deadline_has_the_cause() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [14] * 10_000

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from allocator import Allocation, ChildrenOf, GroupCommands
 from allocator.assignors import GroupView
 from allocator.cli.commands import main
-from allocator.errors import CommandRefused, IllegalState
+from allocator.errors import Closed, CommandRefused, IllegalState, ResourceLost
 from allocator.protocols.zookeeper import decision
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.resources import Hold
@@ -314,6 +314,32 @@ async def test_a_hold_is_entered_once_at_a_time(zk_chroot: str, group: str) -> N
             assert "eu" in allocation.held
             assert not closing.done()
         await asyncio.wait_for(closing, 30)
+
+
+async def test_a_cancelled_close_gives_a_held_resource_up_and_the_hold_says_so(zk_chroot: str, group: str) -> None:
+    allocation = Allocation(["eu"], group=group, zookeeper=zk_chroot, session_timeout_s=6)
+    await allocation.start()
+    hold = allocation.hold("eu")
+    await hold.__aenter__()
+    closing = asyncio.ensure_future(allocation.close())
+    await asyncio.wait_for(hold.until_wanted(), 30)
+    assert hold.may_act()
+    closing.cancel()
+    await asyncio.wait({closing})
+    assert not hold.may_act()
+    with pytest.raises(ResourceLost, match="close"):
+        await hold.__aexit__(None, None, None)
+    await allocation.close()
+
+
+async def test_an_allocation_starts_once(zk_chroot: str, group: str) -> None:
+    allocation = Allocation(["eu"], group=group, zookeeper=zk_chroot, session_timeout_s=6)
+    await allocation.start()
+    with pytest.raises(RuntimeError, match="create another"):
+        await allocation.start()
+    await allocation.close()
+    with pytest.raises(Closed, match="closed; create another"):
+        await allocation.start()
 
 
 async def test_a_hold_that_two_tasks_wait_for_is_entered_by_one(zk_chroot: str, group: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kafka.errors import NoOffsetForPartitionError
 
-from allocator.core.subscription import SubscriptionState
+from allocator.core.subscription import Hold, SubscriptionState
 from allocator.errors import NoOffsetsError
 from allocator.types import OffsetAndMetadata, TopicPartition
 from tests.hand_clock import Clock
@@ -54,6 +54,21 @@ def test_without_a_strategy_a_partition_without_an_offset_is_an_error() -> None:
     assert isinstance(caught.value, NoOffsetsError)
     assert caught.value.partitions == {A0}
     assert not caught.value.retriable
+
+
+def test_nothing_remains_of_a_partition_whose_topic_is_gone_once_its_records_are_not_in_hand(
+    state: SubscriptionState,
+) -> None:
+    hold = Hold(state.assignment[B0])
+    state.assignment[B0].add(hold)
+    hold.busy = True
+    state.assign_from_user([])
+    state.forget_logs({"a", "b"}.__contains__)
+    assert state.topics() == {"b"}
+    assert state.former(A0) is None
+    hold.busy = False
+    state.forget_logs({"b"}.__contains__)
+    assert state.topics() == set()
 
 
 def test_lag_is_the_distance_to_the_high_watermark(state: SubscriptionState) -> None:

@@ -117,7 +117,11 @@ class ErrorCode(enum.IntEnum):
     UNSUPPORTED_COMPRESSION_TYPE = 76, FAIL, "the records have a codec that this version of the request lacks"
     OFFSET_NOT_AVAILABLE = 78, RETRY, "a new leader does not know its high watermark yet"
     MEMBER_ID_REQUIRED = 79
-    GROUP_MAX_SIZE_REACHED = 81, FAIL, "the group has as many members as the broker allows (group.max.size)"
+    GROUP_MAX_SIZE_REACHED = (
+        81,
+        FAIL,
+        "full: group.max.size or group.consumer.max.size of the broker limits its members",
+    )
     FENCED_INSTANCE_ID = 82, FAIL, "another process has this instance id"
     GROUP_SUBSCRIBED_TO_TOPIC = 86, FAIL, "members of the group read the topic"
     INVALID_RECORD = 87, FAIL, "the topic refuses this record, for example one without a key if it is compacted"

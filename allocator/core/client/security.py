@@ -120,7 +120,8 @@ def tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError, ValueError) as exc:
         names = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
         files = {name: settings[name] for name in names if settings.get(name)}
-        raise ConfigError(f"security: cannot load TLS files {files}: {exc}") from exc
+        too = ", and ssl_password" if "ssl_certfile" in files else ""
+        raise ConfigError(f"security: cannot load TLS files {files}: {exc}; check them{too}") from exc
 
 
 def _load_context(settings: Mapping[str, Any]) -> ssl.SSLContext:

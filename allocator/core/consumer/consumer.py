@@ -182,6 +182,9 @@ class ConsumerBase:
         the consumer of its `async with` block, or calls `close` in `finally`. A consumer that no task closes commits
         nothing more.
 
+        A call that is cancelled, as by `asyncio.wait_for`, waits no longer: other members may read the partitions at
+        once, and `may_act()` is False.
+
         With `commit` False, the next owner also reads records again that are done and not committed.
 
         With `restart` False, the partitions move to other members at once. Otherwise a group reserves those of a member

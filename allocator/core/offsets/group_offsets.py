@@ -454,7 +454,7 @@ class GroupOffsets:
             if reaction is Reaction.REFIND:
                 self.coordinator.forget()
             pause = pause or reaction is not Reaction.FAIL
-            error = errors.setdefault(code, for_code(code, "the coordinator"))
+            error = errors.setdefault(code, _refusal(code, identity))
             for call in callers:
                 final = reaction is Reaction.FAIL
                 if code == ErrorCode.UNKNOWN_SERVER_ERROR and tp in call.left:
@@ -505,3 +505,10 @@ class GroupOffsets:
 def _refuse(callers: Iterable[PendingCommit]) -> list[BrokerError]:
     """Gives up the offsets that may never be sent. Returns the errors of all that may not be sent now."""
     return [error for call in callers for error in call.withdraw_refused()]
+
+
+def _refusal(code: int, identity: Identity) -> BrokerError:
+    if code == ErrorCode.UNKNOWN_MEMBER_ID and identity is OUTSIDE:
+        why = "members of Kafka's own group protocol are in this group, and then it takes commits of no other client"
+        return BrokerError(why, code=ErrorCode.UNKNOWN_MEMBER_ID)
+    return for_code(code, "the coordinator")

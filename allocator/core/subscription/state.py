@@ -122,9 +122,10 @@ class SubscriptionState(Tenures[TopicPartitionState]):
 
     def forget_logs(self, are_gone: Callable[[str], bool] = lambda topic: True) -> None:
         """Called when the logs of some topics are gone. Forgets what this process has handled of them."""
-        for tp, former in self._former.items():
-            if former.proof is not None and are_gone(tp.topic):
-                former.proof = None
+        for tp in [tp for tp in self._former if are_gone(tp.topic)]:
+            self._former[tp].proof = None
+            if not any(hold.busy for hold in self._former[tp].holds):
+                del self._former[tp]
         for tp, tenure in self.assignment.items():
             if tenure.handled_from is not None and are_gone(tp.topic):
                 tenure.handled_from = None

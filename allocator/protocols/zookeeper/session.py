@@ -135,7 +135,7 @@ class SessionMembership(GroupMembership):
         """Connects and becomes a member; raises ZooKeeperUnavailable when that takes too long, and Closed if `leave` is
         called before it has a session."""
         if self._task is not None:
-            raise RuntimeError("join() was called already")
+            raise RuntimeError("start() was called already; create another one")
         self._changed = asyncio.Event()
         self._connected = asyncio.Event()
         self._session_lost = asyncio.Event()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import builtins
 import enum
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, ClassVar, Union
 
 from allocator.core.aio import Backoff
 from allocator.core.settings import find
@@ -48,6 +48,32 @@ class Retries:
 
 
 Errors = Iterable[Union[type[BaseException], str]]
+ClassName = tuple[str, str]
+"""The module and the qualified name of a class."""
+
+
+class Reported:
+    """Base of the class of an error that another process has reported, where this process cannot make the error's own
+    class."""
+
+    class_names: ClassVar[Sequence[ClassName]]
+    """Names of the error's own class and of its bases, the nearest first."""
+
+    def __init_subclass__(cls) -> None:
+        """Runs no `__init_subclass__` of the other base, which is the user's."""
+
+
+def class_names(kind: type[BaseException]) -> Sequence[ClassName]:
+    """Returns the names of a class and of its bases, the nearest first."""
+    if issubclass(kind, Reported):
+        return kind.class_names
+    return tuple(_class_name(each) for each in kind.__mro__)
+
+
+def _class_name(kind: type) -> ClassName:
+    module = str(kind.__module__)
+    # a handler's process imports the main module under another name
+    return "__main__" if module == "__mp_main__" else module, str(kind.__qualname__)
 
 
 @dataclass(frozen=True)
@@ -82,7 +108,11 @@ class ErrorPolicy:
 
     def action(self, error: BaseException) -> Action | None:
         """Returns the action, or None if no list names a class of this error."""
-        return next((self.actions[each] for each in type(error).__mro__ if each in self.actions), None)
+        kind = type(error)
+        if issubclass(kind, Reported):
+            named = {_class_name(each): action for each, action in self.actions.items()}
+            return next((named[each] for each in kind.class_names if each in named), None)
+        return next((self.actions[each] for each in kind.__mro__ if each in self.actions), None)
 
 
 def _error_class(given: type[BaseException] | str, setting: str) -> type[BaseException]:

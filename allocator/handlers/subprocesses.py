@@ -14,14 +14,16 @@ from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from types import FunctionType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
-from allocator.core.text import text_of
+from allocator.core.text import shown, text_of
 from allocator.errors import ConfigError
 from allocator.handlers.handlers import check_done
+from allocator.handlers.policy import ClassName, Reported, class_names
 from allocator.handlers.results import Produce, produced
 
 MAX_PLACES = 50  # of an error in another process
+MAX_DEPTH = 10  # of groups in groups of errors, as in Python's tracebacks
 Places = list[tuple[str, int, str]]
 """The file, the line and the function of each call."""
 
@@ -113,9 +115,9 @@ class _Child:
     def call(self, argument: Any) -> tuple[BaseException | None, Sequence[Produce]]:
         """Returns the handler's error and its records. Raises EOFError or OSError if the process has ended."""
         self._pipe.send(argument)
-        error: BaseException | None
-        error, places, records = self._pipe.recv()
-        return None if error is None else error.with_traceback(_traceback_of(places)), records
+        report: _Report | None
+        report, records = self._pipe.recv()
+        return None if report is None else report.error(), records
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
@@ -142,9 +144,9 @@ def _serve(pipe: Connection, pickled: bytes) -> None:
         while True:
             argument = pipe.recv()
             try:
-                reply = pickle.dumps((None, Places(), function(argument)))  # fails for a field that is no bytes
+                reply = pickle.dumps((None, function(argument)))  # fails for a field that is no bytes
             except BaseException as raised:  # noqa: BLE001 - the user's; the parent decides what follows
-                reply = pickle.dumps((_portable(raised), _places_of(raised), ()))
+                reply = pickle.dumps((_report_of(raised), ()))
             pipe.send_bytes(reply)
 
 
@@ -173,44 +175,129 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _portable(error: BaseException) -> BaseException | _Copied:
-    """Returns what is unpickled as the error, or as one of its nearest class that can be pickled, with its text.
+class _Report(NamedTuple):
+    """An error of the handler, for the other process. Only `copy` needs the error's class to be read."""
 
-    The class decides what follows, and pickle fails for one whose `__init__` takes other arguments than `args` has.
-    """
-    own, text = type(error), text_of(error)
-    named = (f"{own.__module__}.{own.__qualname__}: {text}",)
-    candidates: list[Any] = [error, _Copied(own, error.args, error.__dict__), _Copied(own, (text,), {})]
-    candidates += [_Copied(RuntimeError if kind is Exception else kind, named, {}) for kind in own.__mro__[1:]]
-    found: BaseException | _Copied = next(each for each in candidates if _is_portable(each, own))
-    return found
+    class_names: Sequence[ClassName]
+    text: str
+    quoted: str
+    """The error's `repr`, shortened for a line of a log."""
+    copy: bytes | None
+    """The pickled error; None if that would have another class or text."""
+    notes: Sequence[str]
+    places: Places
+    members: Sequence[_Report]
+    """If the error is a group without a copy: the reports of its errors."""
+
+    def error(self) -> BaseException:
+        """Returns the error, with its traceback; without a copy, or if that cannot be read here, an error that has its
+        class name and its text."""
+        error = None if self.copy is None else _unpickled(self.copy, self.class_names, self.text)
+        if error is None:
+            error = self._named()
+        return BaseException.with_traceback(error, _traceback_of(self.places))
+
+    def _named(self) -> BaseException:
+        """Returns an error of a class that is made for it, below the nearest of its own classes that allows that."""
+        module, name = self.class_names[0]
+        members = [each.error() for each in self.members]
+        for base in filter(None, map(_loaded, self.class_names)):
+            content = {
+                "__module__": module,
+                "__qualname__": name,
+                "__str__": lambda _: self.text,
+                "__repr__": lambda _: self.quoted,
+                "__getattribute__": BaseException.__getattribute__,  # the user's could raise while the error is handled
+                "class_names": self.class_names,
+            }
+            try:
+                kind: Any = type(name.rpartition(".")[2], (Reported, base), content)
+                error = _without_init(kind, (self.text, members) if members else (self.text,))
+                if self.notes:
+                    error.__dict__["__notes__"] = list(self.notes)
+            except Exception:  # noqa: BLE001 - some classes allow no such subclass; BaseException does
+                continue
+            return error
+        raise AssertionError(f"{name} is no error class")
 
 
-def _is_portable(candidate: Any, own: type[BaseException]) -> bool:
+def _report_of(error: BaseException, depth: int = 0) -> _Report:
+    kind = type(error)
+    names, text = class_names(kind), _read(lambda: str.__str__(text_of(error)), "<its __str__ failed>")
+    copy = _read(lambda: _pickled(error, names, text), None)
+    members: Sequence[_Report] = ()
+    if copy is None and depth < MAX_DEPTH and ("builtins", "BaseExceptionGroup") in names:
+        inner: Sequence[BaseException] = _read(lambda: tuple(error.exceptions), ())  # type: ignore[attr-defined]
+        members = [_report_of(each, depth + 1) for each in inner]
+    return _Report(
+        names,
+        text,
+        _read(lambda: str(shown(error)), kind.__name__),
+        copy,
+        _read(lambda: [str.__str__(text_of(each)) for each in getattr(error, "__notes__", ())], ()),
+        _read(lambda: _places_of(error), ()),
+        members,
+    )
+
+
+def _read(read: Callable[[], Any], otherwise: Any) -> Any:
+    """Returns what an error says of itself, or `otherwise` if the user's class raises."""
     try:
-        return issubclass(own, type(pickle.loads(pickle.dumps(candidate)))) or candidate.kind is RuntimeError
-    except Exception:  # noqa: BLE001 - whatever the user's class raises
-        return False
+        return read()
+    except BaseException:  # noqa: BLE001 - it must not end the process, which would hide the error
+        return otherwise
+
+
+def _pickled(error: BaseException, names: Sequence[ClassName], text: str) -> bytes | None:
+    """Returns the pickled error. Where its class does not allow that, the copy is made without its `__init__`."""
+    for make in (lambda: error, lambda: _Copied(type(error), error.args, error.__dict__)):
+        copy: bytes | None = _read(lambda: pickle.dumps(make()), None)  # noqa: B023 - called at once
+        if copy is not None and _unpickled(copy, names, text) is not None:
+            return copy
+    return None
+
+
+def _unpickled(copy: bytes, names: Sequence[ClassName], text: str) -> BaseException | None:
+    """Returns the error; None if it cannot be read here, or is not of this class and text."""
+    error: Any = _read(lambda: pickle.loads(copy), None)
+    kind = type(error)
+    if not issubclass(kind, BaseException) or class_names(kind) != names:
+        return None
+    return error if _read(lambda: text_of(error), None) == text else None
 
 
 class _Copied:
     """Is unpickled as an error of this class, which is made without its `__init__`."""
 
     def __init__(self, kind: type[BaseException], args: Any, state: Any) -> None:
-        self.kind = kind
-        self._content = args, state
+        self._content = kind, args, state
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _copy_of, (self.kind, *self._content)
+        return _copy_of, self._content
 
 
 def _copy_of(kind: type[BaseException], args: Any, state: Any) -> BaseException:
-    # a class of Python's own allows no other `__new__`
-    base = next(each for each in kind.__mro__ if each.__module__ == "builtins")
-    error: BaseException = base.__new__(kind, *args)
+    error = _without_init(kind, args)
     error.args = args
     error.__dict__.update(state)
     return error
+
+
+def _without_init(kind: type[BaseException], args: Any) -> BaseException:
+    # a class of Python's own allows no other `__new__`
+    base = next(each for each in kind.__mro__ if each.__module__ == "builtins")
+    error: BaseException = base.__new__(kind, *args)
+    return error
+
+
+def _loaded(name: ClassName) -> type[BaseException] | None:
+    """Returns the class of this name if this process has imported it. It imports nothing, and runs no user code."""
+    module, path = name
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    # a metaclass is code of the user
+    return found if type(found) is type and issubclass(found, BaseException) else None
 
 
 def _places_of(error: BaseException) -> Places:

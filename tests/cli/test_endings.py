@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,9 +31,11 @@ def config(tmp_path: Path) -> str:
     return str(write_settings(tmp_path, "127.0.0.1:1"))
 
 
-def ended(command: list[str], begin: Callable[[], None] | None = None, **environ: str) -> tuple[int, str, str]:
+def ended(
+    command: list[str], begin: Callable[[], None] | None = None, within: Sequence[str] = (), **environ: str
+) -> tuple[int, str, str]:
     done = subprocess.run(
-        [*ALLOCATOR, *command], env={**ENVIRON, **environ}, preexec_fn=begin, capture_output=True, text=True,
+        [*within, *ALLOCATOR, *command], env={**ENVIRON, **environ}, preexec_fn=begin, capture_output=True, text=True,
         timeout=PATIENCE_S,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
@@ -54,7 +56,9 @@ HOOK: Final = """
     sys.meta_path.insert(0, Hook())
 """
 SIGINT: Final = "os.kill(os.getpid(), signal.SIGINT)"
-AtImport = Callable[[str, str, list[str]], tuple[int, str, str]]
+SIGTERM: Final = "os.kill(os.getpid(), signal.SIGTERM)"
+CONTAINER: Final = ["unshare", "--pid", "--fork", "--kill-child"]
+AtImport = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -62,7 +66,9 @@ def at_import(tmp_path: Path) -> AtImport:
     """Runs a command, and code when it begins to import a module."""
     (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(HOOK))
     path = os.pathsep.join([str(tmp_path), ENVIRON["PYTHONPATH"]])
-    return lambda module, does, command: ended(command, PYTHONPATH=path, HOOK_IMPORT=module, HOOK_DOES=does)
+    return lambda module, does, command, **more: ended(
+        command, PYTHONPATH=path, HOOK_IMPORT=module, HOOK_DOES=does, **more
+    )
 
 
 @pytest.mark.parametrize("name", ["group", "run"])
@@ -87,6 +93,20 @@ def test_a_shell_that_ignores_ctrl_c_for_a_background_job_is_respected(at_import
     assert err.startswith("error: ZooKeeper 127.0.0.1:1")
     code, _, err = at_import("allocator.core.text.limits", f"{ignoring}; {SIGINT}", ["--version"])
     assert (code, err) == (0, "")
+
+
+# -- SIGTERM -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["allocator.cli.commands", "allocator.daemon.process"])
+def test_sigterm_while_a_command_is_loaded_ends_it_in_a_container_too(
+    module: str, at_import: AtImport, config: str
+) -> None:
+    if subprocess.run([*CONTAINER, "true"], capture_output=True).returncode:
+        pytest.skip("may not create a PID namespace")
+    numbered = f"assert os.getpid() == 1; {SIGTERM}"
+    code, out, err = at_import(module, numbered, ["run", config, "--check"], within=CONTAINER)
+    assert (code, out, err) == (128 + signal.SIGTERM, "", "")
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import importlib
 import multiprocessing
 import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -607,6 +609,48 @@ def raise_in_process(record: Record) -> None:
     raise [Numbered, Local, Ending, LocalEnding][record.offset](4, "x")
 
 
+class Formatted(Exception):
+    """Its text needs an attribute, and another attribute does not pickle."""
+
+    def __init__(self, order: int) -> None:
+        super().__init__(order)
+        self.order, self.connection = order, threading.Lock()
+
+    def __str__(self) -> str:
+        return f"order {self.order} failed"
+
+    def __repr__(self) -> str:
+        return f"Formatted(order={self.order})"
+
+
+class Argless(ValueError):
+    @property
+    def args(self) -> Any:
+        raise AttributeError("args")
+
+
+Unimportable = type("Unimportable", (Exception,), {"__module__": "extension_part"})
+"""As confluent-kafka's errors: the module that the class names cannot be imported."""
+
+
+def fail_differently(record: Record) -> None:
+    class Local(LookupError):
+        pass
+
+    if record.offset == 4:
+        sys.path.insert(0, os.environ["VENDORED"])
+        importlib.import_module(os.environ["VENDORED_MODULE"]).fail()
+    raise [Formatted, Argless, Unimportable, Local][record.offset](17)
+
+
+def fail_in_a_group(record: Record) -> None:
+    raise ExceptionGroup("two failed", [Formatted(17), Unimportable("u")])  # type: ignore[name-defined] # noqa: F821
+
+
+def fail_unimportably(record: Record) -> None:
+    raise Unimportable("u")
+
+
 def terminate_in_process(record: Record) -> None:
     command = subprocess.Popen(["sleep", "100"])
     command.terminate()
@@ -655,6 +699,71 @@ async def test_the_class_of_an_error_decides_in_a_process_too(workers: str) -> N
     assert cluster.committed == {PARTITION: 2}
     assert it.source.measures.records_skipped == 2
     assert letters.offsets == []
+
+
+@pytest.mark.parametrize("workers", ["processes", "threads"])
+async def test_a_letter_and_the_log_have_the_class_and_the_text_of_the_error_whatever_the_workers(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, workers: str
+) -> None:
+    module = f"vendored_{uuid.uuid4().hex}"
+    (tmp_path / f"{module}.py").write_text("class Missing(Exception): pass\ndef fail(): raise Missing('no stock')\n")
+    monkeypatch.setenv("VENDORED", str(tmp_path))
+    monkeypatch.setenv("VENDORED_MODULE", module)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    cluster, letters = Cluster(records=5), Letters()
+    options: dict[str, Any] = {"workers": workers, "ordering": "partition", "retries": Retries(0)}
+    async with running(cluster, fail_differently, letters, **options) as it:
+        await until(lambda: letters.offsets == [0, 1, 2, 3, 4])
+        await it.stop()
+    expected = [
+        (f"{__name__}.Formatted", "order 17 failed", "Formatted(order=17)"),
+        (f"{__name__}.Argless", "17", "Argless(17)"),
+        ("extension_part.Unimportable", "17", "Unimportable(17)"),
+        (f"{__name__}.fail_differently.<locals>.Local", "17", "Local(17)"),
+        (f"{module}.Missing", "no stock", "Missing('no stock')"),
+    ]
+    errors = [each for each in caplog.records if each.exc_info]
+    for (kind, text, quoted), headers, logged in zip(expected, map(dict, letters.headers), errors):
+        assert headers["allocator.error"] == f"{kind}: {text}".encode()
+        assert headers["kafka_dlt-exception-fqcn"] == kind.encode()
+        assert headers["kafka_dlt-exception-message"] == text.encode()
+        assert (headers["kafka_dlt-exception-stacktrace"] or b"").endswith(f"{kind}: {text}\n".encode())
+        assert f": {quoted}; writing it to the dead-letter topic" in logged.getMessage()
+        assert (logged.exc_text or "").endswith(f"{kind}: {text}")
+    assert len(errors) == len(expected)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has groups of errors from 3.11 on")
+async def test_a_group_of_errors_keeps_its_class_and_shows_its_errors_after_its_way_from_a_process() -> None:
+    group = ExceptionGroup  # type: ignore[name-defined] # noqa: F821
+    cluster, letters = Cluster(records=1), Letters()
+    policy = ErrorPolicy.of(dead_letter_on=[group])
+    async with running(cluster, fail_in_a_group, letters, workers="processes", policy=policy) as it:
+        await until(lambda: letters.offsets == [0])
+        await it.stop()
+    headers = dict(letters.headers[0])
+    assert headers["allocator.error"] == b"builtins.ExceptionGroup: two failed (2 sub-exceptions)"
+    stack = (headers["kafka_dlt-exception-stacktrace"] or b"").decode()
+    assert f"| {__name__}.Formatted: order 17 failed\n" in stack
+    assert "| extension_part.Unimportable: u\n" in stack
+    assert letters.attempts == [1]
+
+
+@pytest.mark.parametrize("workers", ["processes", "threads"])
+@pytest.mark.parametrize("action", Action)
+async def test_an_error_that_cannot_be_pickled_is_matched_by_its_class(action: Action, workers: str) -> None:
+    cluster, letters = Cluster(records=1), Letters()
+    others = Action.DEAD_LETTER if action is Action.RETRY else Action.RETRY
+    policy = ErrorPolicy.of(**{action.value: [Unimportable], others.value: [Exception]})
+    async with running(cluster, fail_unimportably, letters, workers=workers, policy=policy) as it:
+        if action is Action.STOP:
+            assert "Unimportable('u')" in str(await it.failed())
+        else:
+            await until(lambda: positions(it.source).get(PARTITION) == 1)
+            await it.stop()
+    assert it.source.measures.records_skipped == (action is Action.SKIP)
+    assert letters.attempts == {Action.RETRY: [3], Action.DEAD_LETTER: [1]}.get(action, [])
+    assert cluster.committed == {PARTITION: int(action is not Action.STOP)}
 
 
 async def test_a_command_that_a_handler_starts_in_a_process_ends_at_sigterm(

@@ -356,7 +356,10 @@ def _security(found: Mapping[str, str], names: Mapping[str, str], faults: Faults
         message = str(error)
         for key in SECRETS & values.keys():
             message = message.replace(str(values[key]), MASK)
-        faults.add("security", message)
+        for option, key in SECURITY.items():
+            message = re.sub(rf"\b{key}\b", names.get(option, option), message)
+        # an option of Java may set several
+        faults.add("security", re.sub(r"([^\s,]+)(?:, \1)+(?=\s)", r"\1", message))
         return {}
 
 

@@ -54,6 +54,8 @@ def fixed(size: int, name: str = "Fixed", **more: Any) -> dict[str, Any]:
 
 PRICE = logical("bytes", "decimal", precision=4, scale=2)
 MILLIS, MICROS = logical("long", "timestamp-millis"), logical("long", "timestamp-micros")
+LOCAL = logical("long", "local-timestamp-micros")
+DAY, UUID = logical("int", "date"), logical("string", "uuid")
 ENUM = {"type": "enum", "name": "Color", "symbols": ["RED", "BLUE"]}
 SUB = record("Sub", x=("int", 7), raw=("bytes", "\u00ff"), at=MILLIS)
 POINT = record("Point", x=("int", 7))
@@ -333,7 +335,6 @@ BY_READER: dict[str, tuple[Any, Any, Any, Any]] = {
     ),
     "promoted beside it": (array(["int", "string"]), array(["double", logical("string", "uuid")]), [1], [1.0]),
     "text as bytes beside it": (array("string"), array(["bytes", MILLIS]), ["\u00e9"], [b"\xc3\xa9"]),
-    "micros as millis": (MILLIS, MICROS, EPOCH, EPOCH),
 }
 
 
@@ -343,6 +344,77 @@ async def test_a_logical_type_of_the_reader_alone_applies(case: str) -> None:
     writer, reader = record("R", id="long", a=written, other="long"), record("R", id="long", a=wanted, other="double")
     [found] = await resolved(writer, reader, {"id": 1, "a": value, "other": 2})
     assert same(found, {"id": 1, "a": want, "other": 2.0}), found
+    [found] = await resolved(written, wanted, value)
+    assert same(found, want), found
+
+
+# type of the writer, type of the reader, value without the logical type
+BY_WRITER: dict[str, tuple[Any, Any, Any]] = {
+    "uuid": (UUID, "string", str(uuid.UUID(int=5))),
+    "no uuid": (UUID, "string", ""),
+    "uuid as bytes": (UUID, "bytes", b"5"),
+    "date": (DAY, "int", 19723),
+    "date as long": (DAY, "long", 19723),
+    "date as double": (DAY, "double", 19723.0),
+    "time in ms": (logical("int", "time-millis"), "int", 86_399_999),
+    "time in us": (logical("long", "time-micros"), "long", 86_399_999_999),
+    "timestamp in ms": (MILLIS, "long", 1709251199123),
+    "timestamp beyond datetime": (MICROS, "long", 2**62),
+    "local timestamp": (LOCAL, "long", -1),
+    "decimal": (PRICE, "bytes", b"\x00\x96"),
+    "decimal of too many digits": (PRICE, "bytes", b"\x7f" * 9),
+    "fixed decimal": (fixed(2, **logical("fixed", "decimal", precision=4)), fixed(2), b"\x00\x96"),
+    "duration": (fixed(12, **logical("fixed", "duration")), fixed(12), bytes(12)),
+    "another number": (MILLIS, logical("long", "time-micros"), 2**50),
+    "nullable": (["null", UUID], ["null", "string"], "a"),
+    "union": (["null", UUID, MILLIS], ["string", "long", "null"], 5),
+    "array": (array(["null", DAY]), array(["null", "int"]), [1, None]),
+    "map": ({"type": "map", "values": MICROS}, {"type": "map", "values": "long"}, {"a": 1}),
+    "record": (record("Sub", at=MILLIS), record("Sub", at="long"), {"at": 1}),
+}
+
+
+@ids(BY_WRITER)
+async def test_a_logical_type_of_the_writer_alone_does_not_apply(case: str) -> None:
+    written, wanted, want = BY_WRITER[case]
+    value = want.decode() if case == "uuid as bytes" else int(want) if isinstance(want, float) else want
+    writer, reader = record("R", id="long", a=written, other="long"), record("R", id="long", a=wanted, other="double")
+    [found] = await resolved(writer, reader, {"id": 1, "a": value, "other": 2})
+    assert same(found, {"id": 1, "a": want, "other": 2.0}), found
+    [found] = await resolved(written, wanted, value)
+    assert same(found, want), found
+
+
+async def test_the_reader_decides_on_the_logical_type_of_each_field() -> None:
+    """Also where fields have one name in several records, or share a type."""
+    price = fixed(2, "of.Fixed", **{**PRICE, "type": "fixed"})
+    writer = record("R", a=record("A", at=MILLIS), b=record("B", at="long"), c=price, d="of.Fixed")
+    reader = record("R", a=record("A", at="long"), b=record("B", at=MILLIS), d=fixed(2), c=price)
+    value = {"a": {"at": 0}, "b": {"at": 0}, "c": b"\0\x01", "d": b"\0\x01"}
+    assert await resolved(writer, reader, value) == [{**value, "b": {"at": EPOCH}, "c": decimal.Decimal("0.01")}]
+
+
+NOON = datetime.datetime(2024, 2, 29, 12, 0, 0, 123000)
+# type of the writer, type of the reader, value, result
+OF_BOTH: dict[str, tuple[Any, Any, Any, Any]] = {
+    "millis as micros": (MILLIS, MICROS, NOON.replace(tzinfo=UTC), NOON.replace(tzinfo=UTC)),
+    "micros as millis": (MICROS, MILLIS, NOON.replace(tzinfo=UTC), NOON.replace(tzinfo=UTC)),
+    "local as not local": (LOCAL, MILLIS, NOON, NOON.replace(tzinfo=UTC)),
+    "not local as local": (MILLIS, LOCAL, NOON.replace(tzinfo=UTC), NOON),
+    "date as timestamp": (DAY, MILLIS, datetime.date(1970, 1, 2), EPOCH + datetime.timedelta(1)),
+    "date as local timestamp": (DAY, LOCAL, datetime.date(1970, 1, 2), datetime.datetime(1970, 1, 2)),
+    "nullable date": (["null", DAY], [DAY, "string"], datetime.date(1970, 1, 2), datetime.date(1970, 1, 2)),
+    "time": (logical("int", "time-millis"), logical("long", "time-micros"), NOON.time(), NOON.time()),
+    "larger scale": (PRICE, {**PRICE, "precision": 9, "scale": 3}, decimal.Decimal("1.50"), decimal.Decimal("1.50")),
+    "smaller scale": (PRICE, {**PRICE, "scale": 0}, decimal.Decimal("1.25"), decimal.Decimal("1.25")),
+}
+
+
+@ids(OF_BOTH)
+async def test_a_value_keeps_its_meaning_between_logical_types_of_one_kind(case: str) -> None:
+    written, wanted, value, want = OF_BOTH[case]
+    writer, reader = record("R", id="long", a=written), record("R", id="double", a=wanted)
+    assert [found["a"] for found in await resolved(writer, reader, {"id": 1, "a": value})] == [want]
     [found] = await resolved(written, wanted, value)
     assert same(found, want), found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from datetime import datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -71,9 +72,19 @@ def test_avro_and_json_are_decoded_and_other_bytes_are_null(spark: SparkSession,
 
 def test_json_with_more_than_one_value_is_null(spark: SparkSession) -> None:
     values = [b'{"id": 1}', b' {"id": 1}\n', b'{"id": 1} x', b'{"id": 1}{"id": 2}', b'{"id": 1}, 2', b'{"id": 1}]', b""]
+    values.append(b'{"id": 1}, 0] x')
     rows = decoder(value="json:id int")(frame(spark, [("t", [[Row(None, value) for value in values]])]))
     found = [row.value_decoded and row.value_decoded.id for row in rows.orderBy("offset").collect()]
-    assert found == [1, 1, None, None, None, None, None]
+    assert found == [1, 1, None, None, None, None, None, None]
+
+
+def test_json_numbers_that_are_not_finite_are_decoded_as_by_from_json(spark: SparkSession) -> None:
+    """Python's json writes them."""
+    numbers = [math.nan, math.inf, -math.inf, 1.5]
+    log = [Row(None, json.dumps({"n": number, "other": {"all": [number]}}).encode()) for number in numbers]
+    rows = decoder(value="json:n double")(frame(spark, [("t", [[*log, Row(None, b'{"n": NaN} NaN')]])]))
+    found = [row.value_decoded and row.value_decoded.n for row in rows.orderBy("offset").collect()]
+    assert [str(each) for each in found] == [*map(str, numbers), "None"]
 
 
 @pytest.mark.parametrize("arrow", ["true", "false"])

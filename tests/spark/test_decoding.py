@@ -209,3 +209,25 @@ async def test_a_frame_gets_columns_of_values_and_of_errors(spark: SparkSession)
         ):
             with pytest.raises(ConfigError, match=says):
                 await in_thread(lambda options=options: decode_values(frame, url, **options))
+
+
+async def test_a_logical_type_that_the_column_lacks_does_not_apply(spark: SparkSession) -> None:
+    """A producer may add one to its schema while a query runs."""
+    from allocator.spark import decode_values
+
+    at = logical("long", "timestamp-millis")
+    writer = record(
+        id=logical("string", "uuid"),
+        at=at,
+        day=logical("int", "date"),
+        price=["null", logical("bytes", "decimal", precision=9, scale=2)],
+        all={"type": "array", "items": at},
+    )
+    reader = record(
+        id="string", at="long", day="int", price=["null", "bytes"], all={"type": "array", "items": ["null", "long"]}
+    )
+    row = {"id": str(uuid.UUID(int=1)), "at": 1000, "day": 5, "price": b"\1", "all": [7]}
+    frame = spark.sql(f"select X'{framed(1, avro(writer, row)).hex()}' as value")
+    async with registry({"/schemas/ids/1": {"schema": json.dumps(writer)}}, []) as url:
+        [found] = await in_thread(lambda: decode_values(frame, url, reader_schema=reader).collect())
+    assert (found.decode_error, found.decoded.asDict()) == (None, row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,7 +100,7 @@ def test_all_faults_are_reported_together() -> None:
             "is not an option; Python loads no Java class: change the records in the columns of the frame",
         ),
         ({**VALID, "kafka.interceptor.classes": "com.acme.AuditInterceptor"}, READ, "Python loads no Java class"),
-        ({**SASL, "kafka.sasl.mechanism": "PALIN"}, READ, "sasl_mechanism is 'PALIN'; did you mean 'PLAIN'?"),
+        ({**SASL, "kafka.sasl.mechanism": "PALIN"}, READ, "kafka.sasl.mechanism is 'PALIN'; did you mean 'PLAIN'?"),
         ({**SASL, "kafka.sasl.jaas.config": "x.PlainLoginModule required;"}, READ, "needs username and password"),
         ({**SASL, "kafka.sasl.jaas.config": 'x.Krb5LoginModule required keyTab="k";'}, READ, "KRB5_CLIENT_KTNAME"),
         ({**VALID, "ending_offsets": "latest"}, STREAM, "does not apply to readStream"),
@@ -110,7 +111,7 @@ def test_all_faults_are_reported_together() -> None:
         ({**VALID, "starting_offsets": '{"others": {"0": 3}}'}, READ, "others:0, which is not read"),
         ({**VALID, "ending_offsets": '{"orders": {"0": -2}}'}, READ, "cannot be the end"),
         ({"brokers": "a:1", "assign": '{"orders": [0, 0]}'}, READ, "listed twice"),
-        ({**VALID, "security.protocol": "TLS"}, READ, "security_protocol is 'TLS'"),
+        ({**VALID, "security.protocol": "TLS"}, READ, "security: security.protocol is 'TLS'"),
         ({**VALID, "membership": "zookeeper", "group": "g"}, STREAM, "zookeeper not set with membership"),
         ({**VALID, "weight": "2"}, STREAM, "applies only to members"),
         ({**VALID, "membership": "zookeeper", "group": "g", "zookeeper": "z:1", "commit": "never"}, STREAM, "always"),
@@ -137,6 +138,29 @@ def test_a_kerberos_login_of_java_names_the_service() -> None:
 def test_a_pattern_that_only_java_knows_is_refused() -> None:
     for pattern in ("[[a-z]&&[^b]]+", r"a\p{Punct}"):
         assert "is not a regular expression" in "\n".join(faults({"brokers": "a:1", "subscribePattern": pattern}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kafka.ssl.truststore.location", "ca.pem"),
+        ("kafka.ssl.keystore.location", "ca.pem"),  # of two settings
+        ("kafka.ssl.endpoint.identification.algorithm", ""),
+        ("security.ssl_cafile", "ca.pem"),
+        ("kafka.sasl.mechanism", "PLAIN"),
+    ],
+)
+@pytest.mark.parametrize("protocol", ["kafka.security.protocol", "security.security_protocol", None])
+def test_an_error_of_security_names_the_given_options(
+    name: str, value: str, protocol: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "ca.pem").touch()
+    given = {**VALID, name: str(tmp_path / value) if value == "ca.pem" else value}
+    if protocol is not None:
+        given[protocol] = "PLAINTEXT"
+    [found] = faults(given)
+    shown = protocol or "security.security_protocol"
+    assert found.endswith(f"security: {name} have no effect with {shown} PLAINTEXT")
 
 
 def test_no_password_is_ever_shown() -> None:

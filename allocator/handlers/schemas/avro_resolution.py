@@ -1,15 +1,17 @@
-"""Completes fastavro's resolution of records to a reader schema: values of defaults, and the reader's logical types.
+"""Completes fastavro's resolution of records to a reader schema: values of defaults, and logical types.
 
 fastavro puts the JSON of a default into a record as it is. In JSON, bytes are text, times are numbers, and a record may
 lack fields that have defaults themselves. Here such a record gets the value that it would have if the default were
-written in it. fastavro also ignores a logical type that only the reader schema has. What the specification leaves open
-is as in Apache Avro for Java.
+written in it. fastavro also applies the writer's logical types and ignores those of the reader. Here those of the
+reader apply, to the number, text or bytes. If both have instants, times of day or decimals, the value stays the same.
+What the specification leaves open is as in Apache Avro for Java.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
+from datetime import datetime, time, timezone
 from functools import partial
 from typing import Any
 
@@ -25,10 +27,22 @@ _OWN = "allocator-own"
 """Of records. The same key has what `_own_defaults` needs: in the reader's records the dicts and lists that are
 defaults, in the writer's the function of the logical type that this one replaces."""
 _BY_READER = "allocator-by-reader"
+"""Of other types. The same key has the writer's type if that has a logical type itself."""
 
 _BITS = {"int": 31, "long": 63}
 _WITH_LOGICAL = ("int", "long", "string", "bytes", "fixed")
 _RECORDS = ("record", "error")
+
+_TIMES = ("time-millis", "time-micros")
+_INSTANTS = ("timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros")
+# The writer's logical type -> those of the reader with which the value keeps its meaning. With all others, the reader's
+# logical type applies to the writer's number or bytes.
+_SAME: Mapping[Any, tuple[str, ...]] = {
+    "decimal": ("decimal",),
+    "date": _INSTANTS,
+    **dict.fromkeys(_TIMES, _TIMES),
+    **dict.fromkeys(_INSTANTS, _INSTANTS),
+}
 
 Readers = Mapping[str, Callable[..., Any]]
 
@@ -187,24 +201,32 @@ def _copy(value: Any) -> Any:
 
 
 def _mark_logical_types(writer: Any, reader: Any, readers: Readers) -> None:
-    """Marks types without a logical type, in the fields for which the reader has one."""
-    named = reader["__named_schemas"]
-    fields = [field for record in _records(reader) for field in record["fields"]]
-    names = {name for field in fields if _has_logical(field["type"], named, readers) for name in _names(field)}
-    for record in _records(writer):
-        for field in record["fields"]:
-            if field["name"] in names:
-                field["type"] = _marked(field["type"], writer["__named_schemas"], readers)
+    """Marks the types of each field whose logical types in the writer are not those in the reader."""
+    # not all fields, because fastavro is faster than `_by_reader`
+    wanted: dict[str, list[set[Any]]] = {}
+    for field in _fields(reader):
+        for name in _names(field):
+            wanted.setdefault(name, []).append(_logical_types(field["type"], reader["__named_schemas"], readers))
+    named = writer["__named_schemas"]
+    found = [(field, _logical_types(field["type"], named, readers)) for field in _fields(writer)]
+    for field, types in found:
+        if any(types != each and any(logical for _, logical in types | each) for each in wanted.get(field["name"], ())):
+            field["type"] = _marked(field["type"], named, readers)
 
 
-def _has_logical(schema: Any, named: Mapping[str, Any], readers: Readers) -> bool:
+def _logical_types(schema: Any, named: Mapping[str, Any], readers: Readers) -> set[Any]:
+    """Returns the types of a field that can have logical types, with these. Excludes those within its records."""
     if isinstance(schema, list):
-        return any(_has_logical(each, named, readers) for each in schema)
+        return {found for each in schema for found in _logical_types(each, named, readers)}
     if isinstance(schema, str):
         schema = named.get(schema, {"type": schema})
     if schema["type"] in ("array", "map"):
-        return _has_logical(schema.get("items", schema.get("values")), named, readers)
-    return schema["type"] in _WITH_LOGICAL and _logical_reader(readers, schema) is not None
+        return _logical_types(schema.get("items", schema.get("values")), named, readers)
+    if schema["type"] not in _WITH_LOGICAL:
+        return set()
+    if _logical_reader(readers, schema) is None:
+        return {(schema["type"], "")}
+    return {(schema["type"], f"{schema['logicalType']} {schema.get('precision')} {schema.get('scale', 0)}")}
 
 
 def _marked(schema: Any, named: Mapping[str, Any], readers: Readers) -> Any:
@@ -217,7 +239,9 @@ def _marked(schema: Any, named: Mapping[str, Any], readers: Readers) -> Any:
     if schema["type"] in ("array", "map"):
         items = "items" if schema["type"] == "array" else "values"
         schema[items] = _marked(schema[items], named, readers)
-    elif schema["type"] in _WITH_LOGICAL and _logical_reader(readers, schema) is None:
+    elif schema["type"] in _WITH_LOGICAL and schema.get("logicalType") != _BY_READER:
+        if _logical_reader(readers, schema) is not None:
+            schema[_BY_READER] = dict(schema)
         schema["logicalType"] = _BY_READER
     return schema
 
@@ -231,7 +255,16 @@ def _by_reader(readers: Readers, value: Any, writer: Mapping[str, Any], reader: 
         value = value.encode()
     elif kind == "string" and isinstance(value, bytes):
         value = value.decode()
-    return _logical_value(readers, reader, value) if isinstance(reader, dict) else value
+    if not isinstance(reader, dict) or _logical_reader(readers, reader) is None:
+        return value
+    written, wanted = writer.get(_BY_READER), reader["logicalType"]
+    if written is None or wanted not in _SAME.get(written["logicalType"], ()):
+        return _logical_value(readers, reader, value)
+    found = _logical_reader(readers, written)(value, written, None)
+    if wanted not in _INSTANTS:
+        return found
+    zone = None if wanted.startswith("local-") else timezone.utc
+    return found.replace(tzinfo=zone) if isinstance(found, datetime) else datetime.combine(found, time(0), zone)
 
 
 def _logical_value(readers: Readers, schema: Any, value: Any) -> Any:
@@ -258,6 +291,11 @@ def _logical_reader(readers: Readers, schema: Mapping[str, Any]) -> Any:
 def _records(schema: Any) -> list[Any]:
     """Returns the record types of a parsed schema. The first is among the named ones as a copy with the same fields."""
     return [schema, *(each for each in schema["__named_schemas"].values() if each["type"] in _RECORDS)]
+
+
+def _fields(schema: Any) -> list[Any]:
+    """Returns the fields of all records."""
+    return [field for record in _records(schema)[1:] for field in record["fields"]]
 
 
 def _names(field: Mapping[str, Any]) -> set[str]:

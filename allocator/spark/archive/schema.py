@@ -147,8 +147,9 @@ def _maker(column: str, spec: str) -> Callable[[], Columns]:
             wanted = StructType.fromDDL(schema).add(name, "string")
             text = F.col(column).cast("string")
             found = F.from_json(text, wanted, {"columnNameOfCorruptRecord": name})
-            # Spark ignores what follows the value
-            alone = F.json_array_length(F.concat(F.lit("["), text, F.lit(",0]"))) == 2
+            # Spark ignores what follows the value. `json_array_length` refuses NaN, which `from_json` accepts
+            both = F.from_json(F.concat(F.lit("["), text, F.lit(f', "{name}"]')), "array<string>")
+            alone = (F.size(both) == 2) & (both[1] == name)
             return {f"{column}_decoded": F.when(found[name].isNull() & alone, found.dropFields(name))}
 
         return parsed

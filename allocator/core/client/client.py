@@ -149,7 +149,7 @@ class KafkaClient:
             security=with_credentials(self.security),
             tls=tls_context(self.security),
         )
-        warn_of_clear_text(self.security)
+        warn_of_clear_text(self.security, self.bootstrap)
         self._pool = ConnectionPool(self._directory, settings, self._refresher.poke)
         try:
             await self._bootstrap(timeout_s)
@@ -294,7 +294,7 @@ class KafkaClient:
             self._refresher.poke()
 
     def follow_all(self) -> None:
-        """Keeps the metadata of all topics up to date, and `hides` for those that `follow` and `follow_beside` named."""
+        """Keeps the metadata of all topics up to date, and `hides` for those named to `follow` and `follow_beside`."""
         self._followed = None
         self._refresher.poke()
 

@@ -299,12 +299,15 @@ class ConnectionPool:
             self._failed(key, error)
             self._doubt(connection, error)
             recognizing = self._recognizing.get(connection.broker[1:3])
+
+            def warn(task: asyncio.Task[bool] | None) -> None:
+                if task is None or not (task.cancelled() or task.result()):
+                    self._warn_of_loss(key, connection.address, error)
+
             if recognizing is None:
-                self._warn_of_loss(key, connection.address, error)
+                warn(None)
             else:  # a broker of 0.8 closes its first connection, and is reachable
-                recognizing.add_done_callback(
-                    lambda task: task.cancelled() or task.result() or self._warn_of_loss(key, connection.address, error)
-                )
+                recognizing.add_done_callback(warn)
         self._on_loss()
 
     def _doubt(self, connection: BrokerConnection, error: Exception) -> None:

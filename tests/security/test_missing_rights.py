@@ -140,4 +140,9 @@ async def test_the_check_and_the_doctor_name_the_right_to_operator_commands(kafk
             found = await it.until_failed(f"topic {commands} (operator commands)")
             assert (found["ok"], found["found"], found["remedy"]) == (None, *right)
             await it.until_named("doctor", it.group, "--interval", "0", right="; ".join(right))
+            described = await it.run("group", "describe", it.group, "--json")
+            assert described.exit_code == 0, "members and offsets are complete"
+            assert json.loads(described.stdout)["problems"] == [
+                f"the operator commands are not known: {'; '.join(right)}"
+            ]
         assert f"topic {commands} (operator commands)" not in await it.check()

@@ -26,12 +26,14 @@ from allocator.daemon.config import Config
 from allocator.errors import AllocatorError, ConfigError, TopicAuthorizationFailed
 from allocator.handlers import RetryPlan
 from allocator.operate import GroupState, ShellCommand, describe
+from allocator.protocols import commands_topic
 from allocator.protocols.zookeeper import EnsembleOptions, NoChroot, ZooKeeperClient
 from allocator.types import TopicPartition
 
 REACH_S = 3.0  # limit of one TCP connection in seconds; higher: waits longer for a host that drops packets
 SETTLE_S = 5.0  # seconds for topics to appear; higher: reports a missing topic later
 RETRIES = " (retries)"  # what a retry topic is for
+COMMANDS = " (operator commands)"
 
 
 @dataclass(frozen=True)
@@ -197,8 +199,15 @@ async def _refusals(config: Config, client: KafkaClient) -> dict[str, TopicAutho
     """Returns the right that this user lacks on each topic."""
     notes, pattern = _notes(config), config.group.pattern
     matches = [] if pattern is None else filter(topic_pattern(pattern).matches, client.topics())
-    reads = {*(config.group.topics or ()), *matches, *notes} - {config.handler.dead_letter_topic}
-    return {**await client.refusals(notes, "write"), **await client.refusals(reads, "read")}
+    commands = _commands(config)
+    reads = {*(config.group.topics or ()), *matches, *notes, *commands} - {config.handler.dead_letter_topic}
+    return {**await client.refusals({*notes, *commands}, "write"), **await client.refusals(reads, "read")}
+
+
+def _commands(config: Config) -> dict[str, str]:
+    """Returns the topic from which a member reads operator commands, and to which it writes their results."""
+    topic = commands_topic(config.group.name) if config.group.membership == "kafka" else None
+    return {} if topic is None else {topic: COMMANDS}
 
 
 def _notes(config: Config) -> dict[str, str]:
@@ -228,12 +237,13 @@ def _topics(config: Config, client: KafkaClient, refused: Mapping[str, Allocator
             yield Check(what, True, f"{len(matches)}: {some_of(matches)}")
         else:
             yield Check(what, None, "no topic of the cluster matches", "correct group.pattern, or create the topics")
-    notes = _notes(config)
+    notes, commands = _notes(config), _commands(config)
     for topic in dict.fromkeys((*(config.group.topics or ()), *notes, *refused)):
-        what = f"topic {topic}" + notes.get(topic, "")
+        what = f"topic {topic}" + {**commands, **notes}.get(topic, "")
         numbers = client.partitions(topic)
         if topic in refused:
-            yield Check(what, False, *str(refused[topic]).split("; ", 1))
+            # a member starts without the right to operator commands, and ignores them
+            yield Check(what, None if topic in commands else False, *str(refused[topic]).split("; ", 1))
             continue
         if numbers is None and notes.get(topic) == RETRIES and config.handler.create_retry_topics:
             yield Check(what, True, "created at the start")

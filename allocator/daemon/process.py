@@ -147,6 +147,8 @@ def _daemon(config: Config, handler: Handler, consumers: list[Consumer], notifie
     def make(choice: ClusterChoice, listener: RebalanceListener) -> Consumer:
         brokers = choice.brokers or options["brokers"]
         consumer = Consumer(*(config.group.topics or ()), **{**options, "brokers": brokers}, listener=listener)
+        # the next consumer has the same name: operator commands name a member by its client id
+        options["client_id"] = consumer.client_id
         if watcher is not None:
             join_again_if(consumer, watcher.still(choice))
         consumers[:] = [consumer]  # the previous consumer, on another cluster, is closed

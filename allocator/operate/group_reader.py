@@ -432,7 +432,8 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
                 client = await stack.enter_async_context(clusters.cluster())
                 state = await _with_kafkas(state, client, group)
                 if state is not None and state.coordinated is not None:
-                    state = replace(state, problems=known_state.problems, choice=known_state.choice)
+                    problems = (*known_state.problems, *state.problems)
+                    state = replace(state, problems=problems, choice=known_state.choice)
                 found = await measure(client, state or known_state, clusters.brokers, in_zookeeper=True)
             except AllocatorError as error:
                 if isinstance(error, ConfigError):

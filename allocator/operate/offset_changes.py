@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,10 @@ from allocator.operate.layouts import old_layouts
 from allocator.operate.liveness import members_of, refuse_members
 from allocator.operate.reset_plan import ResetPlan, Target, parse_topics
 from allocator.types import OffsetAndMetadata, TopicPartition
+
+log = logging.getLogger(__name__)
+
+FINDS_TIMES = (0, 10, 1)  # the first brokers that find the offset of a time
 
 
 async def check_members_known(clusters: Clusters, group: str) -> None:
@@ -125,6 +130,11 @@ async def offsets_at(
     """Returns the offsets at the time of a target "timestamp:..."; {} for another target."""
     if not (isinstance(target, str) and target.startswith("timestamp:")):
         return {}
+    if client.broker_version < FINDS_TIMES:
+        log.warning(
+            "brokers before Kafka 0.10.1 do not know when a record was written: the offsets are the starts of log "
+            "segments, and may be far from the time"
+        )
     when = int(target.partition(":")[2])
     found = await list_offsets(client, dict.fromkeys(wanted, when), timeout_s=client.request_timeout_s)
     return {p: None if at is None else at.offset for p, at in found.items()}

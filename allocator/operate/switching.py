@@ -155,6 +155,8 @@ class SwitchingConsumer:
             joins = MembershipConfig.of(membership, zookeeper=place.zookeeper, group=group).options
         if isinstance(joins, EnsembleOptions):
             place = joins
+        # one name on each cluster: operator commands name a member by its client id
+        options["client_id"] = MembershipConfig.of(joins, client_id=options.get("client_id"), group=group).client_id
         self._make = partial(Consumer, *topics, group=group, membership=joins, **options)
         self._auto = options.get("auto_commit_interval_s", DEFAULT["auto_commit_interval_s"]) is not None
         self._session_timeout_s = place.session_timeout_s

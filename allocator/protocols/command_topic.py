@@ -75,7 +75,8 @@ class CommandTopic:
     # -- commands ------------------------------------------------------------------------------------------------
 
     async def read(self) -> Commands:
-        """Returns the current commands; none if the topic does not exist. Raises BrokerError."""
+        """Returns the current commands; none if the topic does not exist. Raises BrokerError, and
+        TopicAuthorizationFailed if this user may not describe it."""
         async with self._connected() as client:
             return Commands() if not self._exists(client) else (await self._records(client)).commands
 
@@ -86,7 +87,7 @@ class CommandTopic:
         Raises ConfigError for too many commands, CommandRefused if no suitable topic exists, and BrokerError.
         """
         async with self._connected() as client:
-            records = await self._records(client) if self._exists(client) else CommandRecords()
+            records = await self._records(client) if self._exists(client, "write") else CommandRecords()
             changed = change(records.commands)
             await self._prepare(client)
             await self._write(client, records.change(changed))
@@ -94,7 +95,7 @@ class CommandTopic:
     async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Command, ...]:
         """Removes commands and returns them. If one id does not exist, raises NoSuchCommand and removes none."""
         async with self._connected() as client:
-            records = await self._records(client) if self._exists(client) else CommandRecords()
+            records = await self._records(client) if self._exists(client, "write") else CommandRecords()
             commands = records.commands
             found = [(command_id, commands.find(command_id)) for command_id in ids]
             missing = [command_id for command_id, command in found if command is None]
@@ -106,7 +107,7 @@ class CommandTopic:
     async def add_results(self, command_id: str, results: Collection[CommandResult]) -> None:
         """Adds a member's results to a command that is carried out once. Does nothing if the command was removed."""
         async with self._connected() as client:
-            if not self._exists(client):
+            if not self._exists(client, "write"):
                 return
             command = (await self._records(client)).commands.find(command_id)
             if command is not None:
@@ -155,6 +156,8 @@ class CommandTopic:
                     warned = True
                     began.set()
                     await asyncio.sleep(AGAIN_S)
+                    with contextlib.suppress(AllocatorError):  # the right to see the topic may have come meanwhile
+                        await client.refresh(max_age_s=LOOK_S)
         finally:
             remove()
 
@@ -181,8 +184,12 @@ class CommandTopic:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _exists(self, client: KafkaClient) -> bool:
-        return self.topic is not None and client.partitions(self.topic) is not None
+    def _exists(self, client: KafkaClient, use: str = "read") -> bool:
+        """Returns whether the topic exists. Raises TopicAuthorizationFailed if the brokers hide it from this user."""
+        if self.topic is None:
+            return False
+        client.refuse_hidden([self.topic], use)
+        return client.partitions(self.topic) is not None
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[KafkaClient]:
@@ -235,8 +242,7 @@ class CommandTopic:
                 f"operator commands in a topic need brokers of Kafka 0.11 or newer; these are {name}; "
                 'use membership="zookeeper"'
             )
-        if not self._exists(client):
-            client.refuse_hidden([topic], "write")
+        if not self._exists(client, "write"):
             if not self._create:
                 raise CommandRefused(
                     f"the operator commands of group {self.group!r} are kept in topic {topic!r}, which does not exist; "

@@ -441,3 +441,15 @@ async def test_a_plan_that_is_applied_gives_its_budget_before_its_moves(shell: S
         assert code == 0, err
         commands = (await shell.json("commands", shell.group))["commands"]
         assert [each["kind"] for each in commands] == ["budget", "evacuate"]
+
+
+@pytest.mark.parametrize("to", ["ago:1s", "2026-01-31T12:00:00Z", "earliest"])
+async def test_a_reset_to_a_time_on_brokers_without_times_says_so(
+    cluster_factory: Any, topic_factory: Callable[..., str], group: str, caplog: pytest.LogCaptureFixture, to: str
+) -> None:
+    cluster = await asyncio.to_thread(cluster_factory, kafka="0.8.2.2")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
+    given = ["--to", to, "--topic", topic, "--brokers", cluster.bootstrap, *NOWHERE]
+    done = await asyncio.to_thread(CliRunner().invoke, main, ["group", "offsets", "reset", group, *given])
+    assert done.exit_code == 0, done.output
+    assert ("may be far from the time" in caplog.text) is (to != "earliest")

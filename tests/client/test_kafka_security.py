@@ -84,3 +84,12 @@ async def test_an_unencrypted_password_is_warned_of(
         await client.connect(0.2)
     assert ("unencrypted" in caplog.text) is warned
     assert "s3cret" not in caplog.text
+
+
+async def test_a_command_with_several_clients_warns_once_of_an_unencrypted_password(
+    unused_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        with pytest.raises(BrokersUnavailable):
+            await KafkaClient(f"127.0.0.1:{unused_port}", security=SASL).connect(0.1)
+    assert len([each for each in caplog.messages if "unencrypted" in each]) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import list_offsets
 from allocator.core.types import EARLIEST, LATEST
-from allocator.errors import BrokerError, TopicNotFound
+from allocator.errors import AllocatorError, BrokerError, TopicNotFound
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.types import TopicPartition
 from tests.kafka_versions import detected, on_versions
@@ -51,6 +52,32 @@ async def test_version_topics_and_offsets(kafka: str, cluster_factory: Any, uniq
         else:  # these brokers know only the times of segments
             at = await list_offsets(client, {parts[0]: 1, parts[1]: 1})
             assert [at[tp].offset for tp in parts[:2]] == [0, 0]  # type: ignore[union-attr]
+
+
+@pytest.mark.servers
+async def test_an_0_8_broker_is_called_unreachable_only_when_it_is(unique_name: Any, caplog: Any) -> None:
+    """The bootstrap address is another name of the one that metadata has, so the client connects twice."""
+    name, cluster = unique_name(), LocalCluster(kafka="0.8.2.2")
+    await asyncio.to_thread(cluster.start)
+    try:
+        await asyncio.to_thread(cluster.create_topic, name, 1)
+        async with KafkaClient(cluster.bootstrap.replace("127.0.0.1", "localhost")) as client:
+            client.follow([name])
+            await client.refresh()
+            at = TopicPartition(name, 0)
+            await wait_until_async(lambda: client.leader(at) is not None, 30, "the leader")
+            assert await list_offsets(client, {at: LATEST})
+            assert "unreachable" not in caplog.text
+            await asyncio.to_thread(cluster.brokers[0].stop)
+
+            async def warned() -> bool:
+                with contextlib.suppress(AllocatorError):
+                    await client.refresh()
+                return "is unreachable" in caplog.text
+
+            await wait_until_async(warned, 30, "the warning")
+    finally:
+        await asyncio.to_thread(cluster.stop)
 
 
 @pytest.mark.servers

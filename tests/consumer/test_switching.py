@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import allocator
-from allocator import Consumer, GroupedConsumer, Record
+from allocator import Consumer, GroupCommands, GroupedConsumer, Record
 from allocator.core.consumer import client_of
 from allocator.errors import AllocatorError, Closed, ConfigError
+from allocator.operate import describe
 from allocator.operate.switching import ChoiceWatcher, SwitchingConsumer
 from allocator.protocols.zookeeper.client.client import SessionState, ZooKeeperClient
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster
@@ -62,6 +63,11 @@ async def _reads(consumer: SwitchingConsumer) -> bool:
     return bool(consumer.assignment())
 
 
+async def _left(consumer: SwitchingConsumer) -> bool:
+    await consumer.getbatch(0.1)
+    return consumer.brokers is None
+
+
 async def test_each_cluster_has_its_own_security(it: Group) -> None:
     await it.produce(b"v")
     other = it.brokers.replace("127.0.0.1", "localhost")
@@ -81,6 +87,34 @@ async def test_each_cluster_has_its_own_security(it: Group) -> None:
         assert consumer.brokers == it.brokers
         assert consumer.may_act()
         assert not consumer.may_act(batch[0])
+
+
+async def test_an_evacuated_member_without_a_client_id_stays_evacuated_after_a_pause(it: Group) -> None:
+    commands = GroupCommands(it.zookeeper, it.group)
+    async with session(it.zookeeper) as ensemble, commands, it.consumer(assignor="sticky") as one:
+
+        async def names() -> set[str]:
+            state = await describe(ensemble, it.group)
+            return set() if state is None else {each.name for each in state.members.values()}
+
+        async def moved() -> bool:
+            await _reads(one)
+            return await _reads(two)
+
+        await wait_until_async(lambda: _reads(one), 30, "the first member to read")
+        (name,) = await names()
+        await commands.evacuate(name)
+        async with it.consumer(assignor="sticky") as two:
+            await wait_until_async(moved, 30, "the partition to move")
+            before = await names()
+            assert len(before) == 2, "two consumers of one process have different names"
+            await it.choose(ensemble, ClusterChoice(it.brokers, frozen=True))
+            for each in (one, two):
+                await wait_until_async(lambda each=each: _left(each), 30, "the member to leave")
+            await it.choose(ensemble, ClusterChoice(it.brokers))
+            await wait_until_async(lambda: _reads(one), 30, "the evacuated member to read, as the only one")
+            await wait_until_async(moved, 30, "the partition to move again")
+            assert await names() == before
 
 
 # -- the sessions of the watcher and of the member ------------------------------------------------------------

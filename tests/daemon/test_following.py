@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from allocator import GroupCommands
+from allocator.operate import describe
 from allocator.protocols.zookeeper.client.client import NoZnode, ZooKeeperClient
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import wait_until_async
@@ -90,6 +92,33 @@ async def test_a_daemon_that_starts_while_its_group_is_paused_waits_and_can_be_s
         await choose_cluster(zk, path, ClusterChoice())
         await handled(it, 10)
     assert await asyncio.to_thread(stopped, waiting) == 0
+
+
+async def test_a_command_about_a_daemon_holds_after_a_pause(make: Callable[..., Setup]) -> None:
+    """The daemon has no `client_id`, so the command names the one that `group describe` shows."""
+    it = await asyncio.to_thread(make)
+    await asyncio.to_thread(it.fill, 10)
+    process = it.run(it.config())
+    async with cluster_choice(it) as (zk, path), GroupCommands(it.zookeeper, it.group) as commands:
+
+        async def names() -> list[str]:
+            state = await describe(zk, it.group)
+            return [] if state is None else [each.name for each in state.members.values()]
+
+        async def kept() -> bool:
+            return [each.state for each in await commands.list()] == ["kept"]
+
+        await handled(it, 10)
+        before = await names()
+        await commands.cordon(before[0])
+        await wait_until_async(kept, 30, "the cordon")
+        await choose_cluster(zk, path, ClusterChoice(None, frozen=True))
+        await wait_until_async(lambda: _has_no_members(zk, path), 60, "the member to leave")
+        await choose_cluster(zk, path, ClusterChoice())
+        await wait_until_async(names, 60, "the member to join again")
+        assert await names() == before
+        await wait_until_async(kept, 30, "the cordon after the pause")
+    assert await asyncio.to_thread(stopped, process) == 0
 
 
 async def test_an_invalid_cluster_choice_is_rejected_with_its_path(make: Callable[..., Setup]) -> None:

@@ -341,11 +341,12 @@ async def test_offsets_outside_of_the_log(patient: Patient) -> None:
     reset = ["allocator", "group", "offsets", "reset", patient.group, "--to", "earliest", "--topic"]
     assert str(below.command).split() == [*reset, f"{patient.topic}:0", "--execute", "--zookeeper", "OTHER-ZOOKEEPER"]
     assert "`none` if no ensemble has members" in below.do
-    _, report = await patient.shell_json(
-        patient.group, "--zookeeper", "none", "--brokers", patient.cluster.bootstrap, "--interval", "0"
-    )
-    commands = [each["command"] for each in report["findings"] if each["id"] == below.id]
-    assert [command.split("--zookeeper ")[1].split()[0] for command in commands] == ["none"]
+    for given, hosts in ((["--zookeeper", "none"], "none"), ([], "OTHER-ZOOKEEPER")):
+        _, report = await patient.shell_json(
+            patient.group, *given, "--brokers", patient.cluster.bootstrap, "--interval", "0"
+        )
+        commands = [each["command"] for each in report["findings"] if each["id"] == below.id]
+        assert [command.split("--zookeeper ")[1].split()[0] for command in commands] == [hosts]
     assert str(above.command).split() == [*reset, f"{patient.topic}:1", "--execute", "--zookeeper", "OTHER-ZOOKEEPER"]
     assert above.where == (f"{patient.topic}:1",)
     assert "990 records beyond the end" in above.what

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from kafka.admin import ResourceType
 
-from allocator import Consumer, ConsumerGroup, ConsumerGroupConfig, Producer
+from allocator import Consumer, ConsumerGroup, ConsumerGroupConfig, KafkaGroupCommands, Producer
 from allocator.errors import AllocatorError, DeliveryFailed, TopicAuthorizationFailed
+from allocator.protocols import command_topic
 from allocator.protocols.kafka_classic.plan import DOUBT_S
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.types import TopicPartition
+from tests.constants import SetConstant
 from tests.secured import USER, by_sasl, denied, with_an_authorizer
 
 VERSIONS = ["2.8.2", *(pytest.param(each, marks=pytest.mark.long) for each in ("1.1.1", "3.9.1"))]
@@ -195,3 +197,41 @@ async def test_the_next_generation_of_a_hidden_topic_raises(make: Any, membershi
     async with it.hidden(), ConsumerGroup(config) as generations:
         with pytest.raises(TopicAuthorizationFailed, match=it.secret):
             await asyncio.wait_for(generations.next(), 30)
+
+
+@pytest.mark.parametrize("by_pattern", [False, True], ids=["topic", "pattern"])
+async def test_a_member_that_may_not_see_the_command_topic_warns_and_keeps_the_commands_that_it_knows(
+    make: Any, by_pattern: bool, set_constant: SetConstant, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_constant(command_topic, LOOK_S=1.0)
+    it = await make("2.8.2", "kafka")
+    it.secret = f"{it.group}.orders"
+    async with KafkaGroupCommands(it.cluster.bootstrap, it.group, create=True) as commands:
+        await commands.pause([TopicPartition(it.free, 0)])
+
+    def logged(text: str) -> list[str]:
+        return [each for each in caplog.messages if text in each]
+
+    right = f"not authorised to read topic {it.secret!r}; grant this user READ and DESCRIBE on it"
+    async with contextlib.AsyncExitStack() as rule:
+        await rule.enter_async_context(it.hidden())
+        async with it.consumer(pattern=f"{it.free}$") if by_pattern else it.consumer(it.free) as member:
+            (warning,) = logged(right)
+            assert f"the operator commands in topic {it.secret} cannot be read" in warning
+            await rule.aclose()
+            await wait_until_async(lambda: logged("takes effect: pause"), 30, "the pause")
+            async with it.hidden():
+                await wait_until_async(lambda: len(logged(right)) == 2, 30, "the second warning")
+                await member.seek_to_beginning()
+                await asyncio.to_thread(produce, it.cluster.bootstrap, it.free, [b"v"] * 3)
+                seen: dict[int, int] = {}
+
+                async def read_both() -> bool:
+                    batch = await member.getbatch(0.2)
+                    if batch is not None:
+                        seen[batch.partition] = batch[len(batch) - 1].offset
+                    return seen.get(1) == seen.get(2) == 1
+
+                await wait_until_async(read_both, 30, lambda: f"the records: {seen}")
+                assert 0 not in seen
+                assert not logged("no longer in effect")

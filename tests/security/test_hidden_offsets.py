@@ -102,6 +102,30 @@ async def test_the_lag_of_hidden_topics_is_unknown(kafka: str, make: Any, group:
 
 
 @pytest.mark.parametrize("kafka", VERSIONS)
+async def test_the_doctor_sees_all_offsets_of_members_whose_topics_it_may_describe(
+    kafka: str, make: Any, group: str
+) -> None:
+    cluster, access, (topic, _) = await make(kafka)
+    await commit(cluster, group, topic)
+    membership = Kafka(session_timeout_s=20.0)
+    async with (
+        Consumer(topic, brokers=cluster.bootstrap, group=group, membership=membership) as member,
+        only(cluster, topic, f"{group}.orders"),
+        access.cluster() as client,
+    ):
+        await wait_until_async(lambda: len(member.assignment()) == 1, PATIENCE_S, "an assignment")
+
+        async def restricted() -> bool:
+            await client.refresh()
+            return await client.may_hide_topics()
+
+        await wait_until_async(restricted, 30, "the rules")
+        assert (await read_group(access, group)).complete
+        findings = await examine_clusters(access, group, None, None, 0.1, 10)
+        assert [str(each) for each in findings if each.id == COULD_NOT_LOOK] == []
+
+
+@pytest.mark.parametrize("kafka", VERSIONS)
 async def test_a_hidden_topic_of_members_is_named(kafka: str, make: Any, group: str) -> None:
     cluster, access, (topic, _) = await make(kafka)
     membership = Kafka(session_timeout_s=20.0)

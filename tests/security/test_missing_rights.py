@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from kafka.admin import ACLOperation, ResourceType
 
+from allocator import Consumer, Kafka
 from allocator.cli.commands import main
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
@@ -124,3 +125,24 @@ async def test_the_check_before_a_start_names_each_missing_right(kafka: str, mak
             assert (await it.until_failed(dead))["found"] == f"not authorised to write topic {it.dead!r}"
     async with denied(cluster, ResourceType.GROUP, it.group, ACLOperation.READ):
         assert "GROUP_AUTHORIZATION_FAILED" in (await it.until_failed(group))["found"]
+
+
+@pytest.mark.parametrize("kafka", VERSIONS)
+async def test_the_check_and_the_doctor_name_the_right_to_operator_commands(kafka: str, make: Any) -> None:
+    """Without it, the service starts and ignores operator commands."""
+    cluster, it = await make(kafka)
+    commands = f"{it.group}.orders"
+    right = f"not authorised to read topic {commands!r}", "grant this user READ and DESCRIBE on it"
+    membership = Kafka(session_timeout_s=20.0)
+    async with Consumer(it.topic, brokers=cluster.bootstrap, group=it.group, membership=membership) as member:
+        await wait_until_async(lambda: len(member.assignment()) == 1, 60, "an assignment")
+        async with denied(cluster, ResourceType.TOPIC, commands):
+            found = await it.until_failed(f"topic {commands} (operator commands)")
+            assert (found["ok"], found["found"], found["remedy"]) == (None, *right)
+            await it.until_named("doctor", it.group, "--interval", "0", right="; ".join(right))
+            described = await it.run("group", "describe", it.group, "--json")
+            assert described.exit_code == 0, "members and offsets are complete"
+            assert json.loads(described.stdout)["problems"] == [
+                f"the operator commands are not known: {'; '.join(right)}"
+            ]
+        assert f"topic {commands} (operator commands)" not in await it.check()

@@ -149,7 +149,7 @@ class KafkaClient:
             security=with_credentials(self.security),
             tls=tls_context(self.security),
         )
-        warn_of_clear_text(self.security)
+        warn_of_clear_text(self.security, self.bootstrap)
         self._pool = ConnectionPool(self._directory, settings, self._refresher.poke)
         try:
             await self._bootstrap(timeout_s)
@@ -271,7 +271,7 @@ class KafkaClient:
         """Returns whether the brokers refused to describe the topic to this user.
 
         Brokers of 0.10.1 to 0.11 report such a topic as missing. A response about all topics omits it, so after
-        `follow_all` only the topics of the last `follow` are known to be hidden.
+        `follow_all` only the topics of the last `follow` and `follow_beside` are known to be hidden.
         """
         return self._metadata.errors.get(topic) == ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
@@ -294,7 +294,7 @@ class KafkaClient:
             self._refresher.poke()
 
     def follow_all(self) -> None:
-        """Keeps the metadata of all topics up to date, and `hides` for the topics of the last `follow`."""
+        """Keeps the metadata of all topics up to date, and `hides` for those named to `follow` and `follow_beside`."""
         self._followed = None
         self._refresher.poke()
 
@@ -417,7 +417,7 @@ class KafkaClient:
         else:
             names = [protocol.MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(wanted)]
         metadata = await self._described(key, names, self._metadata, deadline)
-        missing = sorted(self._named - metadata.topics.keys() - metadata.errors.keys())
+        missing = sorted((self._named | self._beside) - metadata.topics.keys() - metadata.errors.keys())
         if wanted is None and missing and version is not None and version >= NEVER_CREATES_TOPICS:
             # hidden or deleted: only a response about its name tells
             names = [protocol.MetadataRequest.MetadataRequestTopic(name=name) for name in missing]

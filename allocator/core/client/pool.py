@@ -296,8 +296,18 @@ class ConnectionPool:
         if error is None:
             return
         if connection.ready.exception() is not None:
-            self._failed(key, connection.address, error)
+            self._failed(key, error)
             self._doubt(connection, error)
+            recognizing = self._recognizing.get(connection.broker[1:3])
+
+            def warn(task: asyncio.Task[bool] | None) -> None:
+                if task is None or not (task.cancelled() or task.result()):
+                    self._warn_of_loss(key, connection.address, error)
+
+            if recognizing is None:
+                warn(None)
+            else:  # a broker of 0.8 closes its first connection, and is reachable
+                recognizing.add_done_callback(warn)
         self._on_loss()
 
     def _doubt(self, connection: BrokerConnection, error: Exception) -> None:
@@ -314,9 +324,14 @@ class ConnectionPool:
             task = self._recognizing[where] = start_task(self._recognize(connection.broker))
             task.add_done_callback(lambda _: self._recognizing.pop(where))
 
-    def _failed(self, key: Hashable, address: str, error: Exception) -> None:
+    def _failed(self, key: Hashable, error: Exception) -> None:
         times = self._times_failed(key) + 1
         self._failures[key] = _Failures(times, time.monotonic() + BACKOFF.nth(times), error)
+
+    def _warn_of_loss(self, key: Hashable, address: str, error: Exception) -> None:
+        """Logs that a broker is unreachable, unless it was logged or a later connection has succeeded."""
+        if self._closed or key not in self._failures:
+            return
         broker_id = _broker_id(key)
         # not for bootstrap addresses, whose errors `connect` raises
         if broker_id not in self._away and not self.directory.is_bootstrap(broker_id):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from allocator.core.client.proxy import Proxy
@@ -143,13 +144,19 @@ def _load_context(settings: Mapping[str, Any]) -> ssl.SSLContext:
     return context
 
 
-def warn_of_clear_text(settings: Mapping[str, Any]) -> None:
+def warn_of_clear_text(settings: Mapping[str, Any], brokers: str) -> None:
     """Logs a warning if SASL sends a password or token in clear text."""
     mechanism = settings.get("sasl_mechanism")
     if settings.get("security_protocol") == "SASL_PLAINTEXT" and mechanism in ("PLAIN", "OAUTHBEARER"):
-        log.warning(
-            "sasl_mechanism %s sends the %s to the brokers unencrypted with security_protocol SASL_PLAINTEXT; use "
-            "SASL_SSL, or a mechanism that does not send it (SCRAM-SHA-512)",
-            mechanism,
-            "password" if mechanism == "PLAIN" else "token",
-        )
+        _warn_of_clear_text(mechanism, brokers)
+
+
+@lru_cache(maxsize=1000)  # so that a command with several clients says it once
+def _warn_of_clear_text(mechanism: str, brokers: str) -> None:
+    log.warning(
+        "sasl_mechanism %s sends the %s to the brokers at %s unencrypted with security_protocol SASL_PLAINTEXT; use "
+        "SASL_SSL, or a mechanism that does not send it (SCRAM-SHA-512)",
+        mechanism,
+        "password" if mechanism == "PLAIN" else "token",
+        brokers,
+    )

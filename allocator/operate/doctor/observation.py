@@ -185,8 +185,14 @@ async def observe(
     if client is not None:
         await _cluster(client, collector)
         if group is not None:
+            reads = known.state
+            if not reads.of_resources:
+                async with collector.check(IN_KAFKA):
+                    found = collector.fields["kafka"] = await kafka_group(client, group)
+                    if found is not None and found.members and not reads.members:
+                        reads = found  # its members tell which topics the group reads
             async with collector.check("committed offsets"):
-                measured = report or await measure(client, known.state)
+                measured = report or await measure(client, reads)
                 known = replace(known, logs=measured.logs, subscribed=measured.subscribed, counted=measured.counted)
             if not known.state.of_resources:
                 known = await _kafka_group(client, known, collector, clock)
@@ -238,17 +244,15 @@ async def _kafka_group(
     client: KafkaClient, report: GroupReport, collector: _Collector, clock: Callable[[], float]
 ) -> GroupReport:
     """Adds the partitions that members of other protocols subscribe to, and the offsets in ZooKeeper."""
-    group, logs = report.state.group, report.logs
-    async with collector.check(IN_KAFKA):
-        found = collector.fields["kafka"] = await kafka_group(client, group)
-        if found is not None and found.members and not report.state.members:
-            async with collector.check("operator commands"):
-                report = replace(report, state=await with_topics_commands(report.state, client))
+    group, logs, found = report.state.group, report.logs, collector.fields.get("kafka")
+    if found is not None and found.members and not report.state.members:
+        async with collector.check("operator commands"):
+            report = replace(report, state=await with_topics_commands(report.state, client))
     old: OldLayouts = collector.fields.get("old", OldLayouts())
     replicas: Collection[TopicPartition] = collector.fields.get("replicas", ())
     # if the offsets could not be read, `report.subscribed` is empty
     known = (*report.subscribed, *subscribed(report.state, client))
-    existing = {*known, *subscribed(collector.fields.get("kafka"), client), *filter(old.reads, replicas)}
+    existing = {*known, *subscribed(found, client), *filter(old.reads, replicas)}
     stored = {partition for partition in replicas if partition.topic in old.stored}
     wanted = {*existing, *stored, *report.state.assigned, *logs.committed}
     async with collector.check("committed offsets"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from allocator.documents import to_ranges
-from allocator.operate.doctor.finding import Finding, Severity, names
+from allocator.operate.doctor.finding import NOT_NAMED, Finding, Severity, names
 from allocator.operate.doctor.observation import Observation
 from allocator.operate.group_report import GroupReport, GroupState
 from allocator.operate.shell_command import ShellCommand
@@ -44,7 +44,11 @@ def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
 
     # the command refuses a group that it does not find in ZooKeeper. Without an ensemble, the caller states that none
     # has members of the group. Otherwise only the operator knows: they may be in another one, or under another root
-    hosts = None if not seen.only_in_kafka else "none" if seen.requested_session_s is None else OTHER_ZOOKEEPER
+    hosts = None
+    if seen.only_in_kafka:
+        hosts = "none" if seen.requested_session_s is None else OTHER_ZOOKEEPER
+    elif f"ZooKeeper{NOT_NAMED}" in seen.unseen:
+        hosts = OTHER_ZOOKEEPER
     elsewhere = (
         f" {OTHER_ZOOKEEPER} is the ensemble of the members, with their --root; `none` if no ensemble has members of "
         "the group."

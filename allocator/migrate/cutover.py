@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Optional, TypeVar
@@ -99,6 +100,27 @@ class CutoverClusters(NamedTuple):
         ends, mirrored = await ends_of(self.old, self.partitions(self.old)), await self.mirrored()
         return sum(max(0, end.end - mirrored.get(each, 0)) for each, end in ends.items())
 
+    async def others(self) -> dict[str, int]:
+        """Returns the topics with records on the new cluster that the mirror did not write, or wrote twice -> at least
+        how many there are."""
+        partitions = self.partitions(self.old)
+        committed = await GroupOffsets(self.old, self.plan.mirror).fetch(partitions)
+        await self.map.refresh()  # after the commits: the mirror writes the map first
+        new = await ends_of(self.new, partitions)
+        old = await ends_of(self.old, partitions)  # after the new ones, which may grow up to here
+        found: Counter[str] = Counter()
+        for each in partitions:
+            kept, begin, ends = Target.of(committed.get(each)), 0, []
+            if kept is not None and each in new:
+                ends = [(committed[each].offset, kept.offset), (old[each].end, new[each].end)]
+            switch = self.map.switch(each)
+            if switch is not None:
+                begin = switch.source  # in a mirror back, runs before it are of the other direction
+                if ends[:1] == [(switch.source, switch.target)]:
+                    continue  # producers have moved, and nothing was copied behind their records
+            found[each.topic] += self.map.positions(each).others(begin, ends)
+        return {topic: count for topic, count in found.items() if count}
+
     async def switch(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int]]:
         """Writes into the map where the producers move, so that a mirror back can begin there.
 
@@ -169,6 +191,17 @@ async def until_empty(poll: Callable[[], Awaitable[T]], timeout_s: float, on_res
             if not found or time.monotonic() > deadline:
                 return found
         await asyncio.sleep(POLL_S)
+
+
+def _faults_of_others(found: Mapping[str, int]) -> list[str]:
+    """Returns the faults of the topics in `found`, see `CutoverClusters.others`."""
+    return [
+        f"topic {topic!r} of the new cluster has at least {count} records that the mirror did not write, or wrote "
+        "twice: the groups would never read those before their new offsets, or read some again. Stop the producers "
+        "that write there, and write their records to the old cluster. Then, while no group reads the topic on the new "
+        f"cluster, stop the mirror, delete the topic there, and start the mirror with --restart {topic}"
+        for topic, count in found.items()
+    ]
 
 
 Audit = Callable[[str, "list[tuple[str, dict[str, str]]]"], "tuple[str, int]"]
@@ -360,6 +393,7 @@ class Cutover:
         behind = [each for each in on.partitions(on.old) if each not in mirrored]
         if behind:
             faults.append(f"the mirror {self.plan.mirror!r} has not begun with {partition_names(behind)}")
+        faults += _faults_of_others(await on.others())
         members: dict[str, int] = {}
         topics: dict[str, list[str]] = {}
         # members that do not follow are stopped before the freeze; that they exist and what they read stays known
@@ -418,6 +452,9 @@ class Cutover:
         self._state.begin()
         began = time.monotonic()
         await self._refuse_others(on)  # a freeze that failed may be repeated days later
+        written = _faults_of_others(await on.others())
+        if written:
+            raise CutoverFailed(f"{'; '.join(written)}. Roll back first (--rollback)")
         await self._let_leave(on)
         await self._refuse_others(on)
         for group in self.plan.groups:
@@ -570,7 +607,8 @@ class Cutover:
                 await self._all_have_left(on)
                 raise CutoverFailed(f"group {group!r} does not work on the new cluster: {'; '.join(left[:5])}")
         await self._all_have_left(on)
-        return {"lag": await on.mirror_lag()}
+        others = await on.others()  # the groups read these, but they do not come along in a rollback
+        return {"lag": await on.mirror_lag(), **({"records of others": others} if others else {})}
 
     async def _producers(self, on: CutoverClusters) -> dict[str, Any]:
         if "opened" not in self._state.steps:  # not repeated after a kill: producers may write there already

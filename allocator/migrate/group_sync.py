@@ -14,12 +14,13 @@ from kafka.protocol.admin import ListGroupsRequest
 from allocator.core.aio import boot_clock
 from allocator.core.offsets import GroupOffsets, IdleOffsets, Terms
 from allocator.core.subscription import stamped
-from allocator.core.text import partition_names
+from allocator.core.text import partition_names, some_of
 from allocator.errors import AllocatorError, BrokerError, CommitFailed, ConfigError, Fenced
-from allocator.migrate.positions import PartitionCopy, Target
+from allocator.migrate.positions import SYNCED, PartitionCopy, Target, is_synced
 from allocator.migrate.report import MirrorReport
 from allocator.migrate.takeover import MirrorClusters
-from allocator.operate import list_kafka_groups, live_members
+from allocator.operate import kafka_group, list_kafka_groups, live_members, subscribed
+from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,6 @@ CURRENT_S: Final = 2.0
 # Higher: the mirror overwrites more commits of consumers and operators; lower: a busy process syncs later.
 STALL_S: Final = 0.2
 TRIES: Final = 3  # for each group and round. Higher: a busy process syncs sooner; lower: fewer requests
-SYNCED: Final = "synced"  # begins the text of this mirror's commits
 NO_TEXT: Final = BrokerError(
     "the brokers refuse the text that marks the mirror's own offsets: set offset.metadata.max.bytes to 100 or more"
 )
@@ -46,7 +46,8 @@ class GroupSync:
 
     Guarantee: a group that starts on the new cluster at an offset of the mirror gets every record after the offset that
     it had on the old one in the last round. The mirror commits none for a group with live members: Kafka refuses that.
-    Groups with members in the ensemble are left to a cutover, because their members may read either cluster.
+    A group that has members there, and whose offsets there are missing or behind the old ones, is reported. Groups with
+    members in the ensemble are left to a cutover, because their members may read either cluster.
 
     Each round fetches the offsets on both clusters. It writes those that the new cluster lacks, makes its own ones
     follow the old cluster in both directions, and commits its own ones again before they expire. Their text says which
@@ -132,7 +133,8 @@ class GroupSync:
             await self._write(group, new, targets, is_due, boot_clock() - now)
         if is_due:
             self._renew_at[group] = now + IdleOffsets.period_s(await new.retention_s())
-        kept = sorted(each for each in untranslated if each in there and _is_own(there[each]))
+        await self._refuse_left(group, targets, there)
+        kept = sorted(each for each in untranslated if each in there and is_synced(there[each]))
         if kept:
             raise CommitFailed(
                 f"it has no old offset in {partition_names(kept)}, or the map lacks it, while the new cluster has the "
@@ -146,6 +148,7 @@ class GroupSync:
         for tries_left in reversed(range(TRIES)):
             looked_at = boot_clock()
             if await self._has_members(group):
+                await self._refuse_behind(group, new, targets)
                 return
             # read after the members: one that has committed and left meanwhile is not overwritten. A transaction may
             # have an offset without being a member (KIP-447)
@@ -186,9 +189,48 @@ class GroupSync:
         return targets, untranslated
 
     async def _has_members(self, group: str) -> bool:
-        clusters = self._clusters
-        ensembles = [] if clusters.groups is None else [clusters.groups]
-        return bool(await live_members(clusters.new, ensembles, group, clusters.root))
+        return bool(await live_members(self._clusters.new, self._ensembles(), group, self._clusters.root))
+
+    def _ensembles(self) -> list[ZooKeeperClient]:
+        return [] if self._clusters.groups is None else [self._clusters.groups]
+
+    async def _refuse_behind(self, group: str, new: GroupOffsets, targets: Mapping[TopicPartition, int]) -> None:
+        """Raises CommitFailed if the group, which has members on the new cluster, lacks offsets there or has synced
+        ones that are behind. An offset that its consumers committed there is none of them: they read on from it."""
+        if await live_members(None, self._ensembles(), group, self._clusters.root):
+            return
+        there = await new.fetch(targets)
+        behind = {
+            each.topic
+            for each, at in targets.items()
+            if each not in there or (is_synced(there[each]) and there[each].offset < at)
+        }
+        if behind:
+            raise CommitFailed(
+                "it has members on the new cluster, so Kafka refuses the offsets that are missing or behind there, of "
+                f"{some_of([*map(repr, sorted(behind))], 10)}. Services of one group move together: stop all of them, "
+                "wait until the offsets are synced, and start all of them with the new brokers"
+            )
+
+    async def _refuse_left(
+        self, group: str, targets: Mapping[TopicPartition, int], there: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> None:
+        """Raises CommitFailed if the group still reads partitions on the old cluster, and has offsets on the new one
+        which others committed, so that the mirror leaves them as they are."""
+        others = {
+            each
+            for each, at in targets.items()
+            if each in there and not is_synced(there[each]) and there[each].offset != at
+        }
+        if not others:
+            return
+        old = self._clusters.old
+        left = sorted(others & subscribed(await kafka_group(old, group), old))
+        if left and not await self._has_members(group):  # with members there, it is moving
+            raise CommitFailed(
+                f"it reads {partition_names(left)} on the old cluster, and a consumer or an operator has committed "
+                "others on the new one, which do not follow: delete these there (the mirror then writes its own)"
+            )
 
     def _wanted(
         self, targets: Mapping[TopicPartition, int], there: Mapping[TopicPartition, OffsetAndMetadata], renews: bool
@@ -198,7 +240,7 @@ class GroupSync:
         topic_id, wanted = self._clusters.new.topic_id, {}
         for each, at in targets.items():
             stored = there.get(each)
-            if stored is None or (_is_own(stored) and (renews or stored.offset != at)):
+            if stored is None or (is_synced(stored) and (renews or stored.offset != at)):
                 wanted[each] = OffsetAndMetadata(at, stamped(f"{SYNCED} {at}", topic_id(each.topic)), -1)
         return wanted
 
@@ -226,8 +268,3 @@ class GroupSync:
         except CommitFailed as error:
             if error.retriable or not await self._has_members(group):  # those that have joined since refuse it
                 raise
-
-
-def _is_own(stored: OffsetAndMetadata) -> bool:
-    """Returns whether a mirror committed exactly this offset."""
-    return (stored.metadata or "").partition(" topic ")[0] == f"{SYNCED} {stored.offset}"

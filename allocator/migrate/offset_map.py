@@ -21,7 +21,7 @@ import json
 import logging
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, Optional
 
 from allocator.core.aio import wall_ms
@@ -189,6 +189,22 @@ class OffsetTranslation:
         if not self._runs or (source < self._runs[0].source and self._runs[0].target > 0):
             return None
         return self.target(source) or 0
+
+    def others(self, begin: int, ends: Sequence[tuple[int, int]]) -> int:
+        """Returns the least number of new records behind old offset `begin` that no mirror wrote, or one wrote twice.
+
+        Two old offsets have no more records between them than their difference, so the new ones cannot be further
+        apart. `ends` are more pairs of old and new offsets, behind all runs that count. An old log with gaps hides
+        some records.
+        """
+        pairs: list[tuple[int, int]] = []
+        for run in self._runs:
+            is_before = not ends or run.source < ends[0][0]
+            # a run that is not beyond the one before it is left from records that were mirrored again
+            if run.exact and begin <= run.source and is_before and (not pairs or run.target >= pairs[-1][1]):
+                pairs.append((run.source, run.target))
+        pairs += ends
+        return sum(max(0, later[1] - each[1] - (later[0] - each[0])) for each, later in zip(pairs, pairs[1:]))
 
     def corrected(self, end: int) -> list[Run]:
         """Returns replacements for runs beyond the end of the new log. The log lost them, and they will be at `end` or

@@ -12,6 +12,7 @@ from allocator.core.text import partition_names
 from allocator.documents import read_json, refuse_existing, write_json
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate import translate
+from allocator.migrate.positions import is_synced
 from allocator.migrate.storage import OffsetStore, OpenOffsetStore
 from allocator.migrate.topics import TopicIds, same_topic
 from allocator.operate import MembersAlive, ShellCommand, name_of, parse_topics
@@ -213,6 +214,8 @@ async def _plan(
     own_ends, former = await translate.ends_of(old.client, committed), await old.of_former_topics(committed)
     before = await new.committed(list(committed))
     ends = await translate.ends_of(new.client, committed)
+    alive_there = await new.members()
+    unsynced = await _unsynced(new, found, bool(alive_there)) if by == "map" else {}
     rows = []
     for partition, offset in sorted(committed.items()):
         after, note = found[partition]
@@ -229,10 +232,33 @@ async def _plan(
         was = before.get(partition)
         if not problem and not backward and after is not None and was is not None and after < was:
             problem = f"it would go back from {was} to {after} (--backward), and records would be read again"
+            problem += f"; {unsynced[partition]}" if partition in unsynced else ""
+        elif after is not None:
+            note = "; ".join(filter(None, (note, unsynced.get(partition))))
         lag = None if problem or after is None else ends[partition].end - after
         rows.append(Row(partition, offset, was, after, lag, note if not problem else "", problem))
-    alive = [*await old.members(), *await new.members()]
+    alive = [*await old.members(), *alive_there]
     return CopyPlan(source, target, by, tuple(rows), tuple(dict.fromkeys(alive)))
+
+
+async def _unsynced(
+    new: OpenOffsetStore, found: Mapping[TopicPartition, translate.Found], has_members: bool
+) -> dict[TopicPartition, str]:
+    """Maps each partition whose offset in the target a mirror with `sync_group_offsets` cannot correct to the reason
+    and the way forward."""
+    reasons = {}
+    stored = await new.offsets.fetch(list(found))
+    for each, (after, _) in found.items():
+        was = stored.get(each)
+        if after is None or (was is not None and was.offset == after):
+            continue
+        if was is not None and not is_synced(was):
+            reasons[each] = (
+                f"others committed {was.offset} there, so no mirror changes it: delete it if the group has not moved"
+            )
+        elif has_members and (was is None or was.offset < after):
+            reasons[each] = "no mirror writes it while the group has members there: stop all of them, and compare again"
+    return reasons
 
 
 def _restore(plan: CopyPlan, topic_ids: Mapping[str, str | None]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from allocator.migrate.topics import ZNODE, same_topic
 from allocator.producer import Encoded
 from allocator.types import OffsetAndMetadata, TopicPartition
 
+SYNCED: Final = "synced"  # begins the text of the offsets that a mirror commits for the groups of others
 _TEXT: Final = re.compile(r"mirrored (\d+) to (\d+)(?: of (\S+))?(?: topic \S+)?")
 
 
@@ -94,6 +95,11 @@ class PartitionCopy:
     def pass_to(self, source: int) -> None:
         """Skips old offsets without a visible record."""
         self.acked = max(self.acked, source)
+
+
+def is_synced(stored: OffsetAndMetadata) -> bool:
+    """Returns whether a mirror committed exactly this offset for a group of others."""
+    return (stored.metadata or "").partition(" topic ")[0] == f"{SYNCED} {stored.offset}"
 
 
 def target_lost(partition: TopicPartition, kept: Target, end: int | None, topic_id: str | None) -> str | None:

@@ -123,7 +123,11 @@ async def by_map(
     """Translates by the offset map of mirror `mirror`. Raises ConfigError if it has no map."""
     known = OffsetMap(old.client, new.client, map_topic(mirror))
     if not await known.exists():
-        raise ConfigError(f"the new cluster has no offset map {known.topic!r}; name the group of the mirror")
+        raise ConfigError(
+            f"cluster {new.store.brokers} has no offset map {known.topic!r}, so no mirror of group {mirror!r} copies "
+            "to it; name the group of one that does (--mirror). Back to the cluster that a mirror copies from, use "
+            "content (--by content)"
+        )
     positions = await GroupOffsets(old.client, mirror).fetch(list(committed))
     mirrored = {each: offset.offset for each, offset in positions.items()}
     await known.open()  # after reading the positions: a mirror writes the map before it commits

@@ -175,6 +175,9 @@ async def test_a_rollback_returns_to_what_the_mirror_has_copied(make_world: Any,
     """A producer that has moved too early takes the group beyond that on the new cluster."""
     world, at, plan = await moved_group(make_world, set_constant)
     await world.write(world.new, 5, [0])
+    shown: dict[str, str] = {}
+    await Cutover(plan, shown.__setitem__).run(until="verify")
+    assert f"records of others {{'{world.topic}': 5}}" in shown["verify"]
     await commit(world.new, world.group, {at: 95})
     await world.write(world.old, 20, [0])
     await Cutover(plan).rollback()

@@ -19,7 +19,7 @@ from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_p
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from tests.migrate.cutting import World, command, mirror_checked
-from tests.migrate.mirroring import commit, committed, mirroring
+from tests.migrate.mirroring import commit, committed, contents, mirroring
 
 pytestmark = pytest.mark.deadline(280)
 
@@ -48,6 +48,57 @@ async def mirrored(world: World) -> AsyncIterator[Path]:
 def stubborn(world: World) -> Consumer:
     """A member that does not leave when its group is frozen."""
     return Consumer(world.topic, brokers=world.old.bootstrap, group=world.group, zookeeper=world.zookeeper)
+
+
+@pytest.mark.parametrize("mirrored_since", [True, False])
+async def test_records_of_others_on_the_new_cluster_stop_the_cutover(mirrored_since: bool, make_world: Any) -> None:
+    """A producer has moved too early. The group would start behind its records, and never read them."""
+    world: World = await make_world()
+
+    async def copied() -> bool:
+        return len((await contents(world.new, world.topic))[1]) == 42
+
+    async with mirrored(world) as plan:
+        for _ in range(2):
+            await world.write(world.new, 6, [1])
+            if mirrored_since:
+                await world.write(world.old, 10, [1])
+        if mirrored_since:
+            await wait_until_async(copied, 60, "the mirror to copy records behind them")
+        with pytest.raises(CutoverFailed, match=f"{world.topic}' .* at least 12 records .*--restart {world.topic}"):
+            await Cutover(plan).run()
+        assert await choice_of(world) == ClusterChoice()
+    await asyncio.to_thread(world.new.delete_topic, world.topic)
+    async with mirroring(world.mirror(restart=[world.topic])):
+        await mirror_checked(plan)
+
+
+async def test_a_group_may_follow_when_the_producers_have_moved(make_world: Any) -> None:
+    """What they write to the new cluster comes behind all that the mirror has copied."""
+    world: World = await make_world()
+    late, offsets = f"{world.group}-late", {TopicPartition(world.topic, n): 10 for n in range(3)}
+    async with mirrored(world) as plan:
+        await Cutover(plan).run()
+        await world.write(world.new, 6, [1])
+        await commit(world.old, late, offsets)
+        other = plan.with_name("late.toml")
+        other.write_text(world.plan(groups=[late]).read_text().replace('[producers]\nznode = "/producers"\n', ""))
+        await Cutover(other).run(until="start")
+    assert await committed(world.new, late, world.topic) == {0: 10, 1: 10, 2: 10}
+
+
+async def test_records_of_others_since_the_check_stop_a_freeze_that_is_run_again(make_world: Any) -> None:
+    world: World = await make_world()
+    async with mirrored(world) as plan:
+        plan.write_text(plan.read_text().replace("freeze_s = 60.0", "freeze_s = 1.0"))
+        async with stubborn(world):
+            with pytest.raises(CutoverFailed, match="still has members"):
+                await Cutover(plan).run(until="freeze")
+        await world.write(world.new, 6, [1])
+        with pytest.raises(CutoverFailed, match=r"at least 6 records .*Roll back first"):
+            await Cutover(plan).run()
+        await Cutover(plan).rollback()
+    assert (await choice_of(world)).brokers == world.old.bootstrap
 
 
 async def test_a_topic_that_a_group_reads_since_the_check_stops_the_freeze(make_world: Any) -> None:

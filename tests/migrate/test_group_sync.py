@@ -7,7 +7,8 @@ import contextlib
 import json
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Optional
 
@@ -19,8 +20,11 @@ from kafka.admin import ACLOperation, ResourceType
 from allocator import Consumer
 from allocator.core.aio import boot_clock
 from allocator.core.client import KafkaClient
+from allocator.errors import ConfigError
 from allocator.migrate.offset_map import map_topic
+from allocator.migrate.offsets import copy_offsets
 from allocator.migrate.report import GroupsNotSynced
+from allocator.migrate.storage import OffsetStore
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.plugin import ClusterFactory
 from allocator.types import TopicPartition
@@ -515,3 +519,91 @@ async def test_a_group_that_may_not_be_written_is_named(
     await mirror.run(until_caught_up=True)
     assert not mirror.unsynced
     assert await committed(new, refused, topic) == {0: 60}
+
+
+@asynccontextmanager
+async def member(cluster: LocalCluster, group: str, topic: str) -> AsyncIterator[Consumer]:
+    """A member of a Kafka group that owns partition 0 of the topic and commits only when asked."""
+    options = joined("kafka", auto_commit_interval_s=None)
+    async with Consumer(topic, brokers=cluster.bootstrap, group=group, **options) as consumer:
+        await wait_until_async(lambda: TopicPartition(topic, 0) in consumer.assignment(), 60, "the partition")
+        yield consumer
+
+
+async def compared(pair: Pair, group: str) -> dict[TopicPartition, tuple[Optional[int], Optional[int], str]]:
+    """Partition -> the offset on the new cluster, the translated one, and the remarks, as the how-to compares them."""
+    stores = OffsetStore(pair.old.bootstrap, group), OffsetStore(pair.new.bootstrap, group)
+    rows = (await copy_offsets(*stores, by="map", mirror=pair.group)).rows
+    return {row.partition: (row.before, row.after, f"{row.note}{row.problem}") for row in rows}
+
+
+@pytest.mark.parametrize("synced_before", [True, False])
+async def test_a_group_that_moves_topic_by_topic_is_named_until_it_has_moved(
+    synced_before: bool, make_pair: Callable[..., Any], group: str
+) -> None:
+    """Its second service still works on the old cluster, or is mirrored only now, when the first one is on the new
+    cluster. Kafka takes no offsets of others then: the second one would repeat or skip records."""
+    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}-.*")
+    first, second, moving = pair.topic, await pair.add_topic(), f"{group}-moving"
+    one, two = TopicPartition(first, 0), TopicPartition(second, 0)
+    for topic in pair.topics:
+        await pair.fill(100, topic=topic)
+    await commit(pair.old, moving, {one: 60, two: 20})
+    await pair.catch_up(**({} if synced_before else {"topics": [first]}))
+    async with member(pair.new, moving, first) as service:
+        async for batch in service:
+            if batch[-1].offset == 99:
+                break
+        await service.commit()
+        if synced_before:
+            await pair.catch_up()  # the first has moved, and the second is where it was
+            await commit(pair.old, moving, {two: 70})
+        mirror = pair.mirror()
+        with pytest.raises(GroupsNotSynced, match=f"'{moving}': it has members on the new .* of '{second}'.*stop"):
+            await mirror.run(until_caught_up=True)
+        assert list(mirror.unsynced) == [moving]
+        found = await compared(pair, moving)
+        assert found[two][:2] == ((20, 70) if synced_before else (None, 20))
+        assert "while the group has members there: stop all of them" in found[two][2]
+        assert "no mirror writes it" not in found[one][2]
+    await pair.catch_up()
+    assert await committed(pair.new, moving, second) == {0: 70 if synced_before else 20}
+    assert await committed(pair.new, moving, first) == {0: 100}
+    async with member(pair.new, moving, first), member(pair.new, moving, second):
+        assert not (await pair.catch_up()).unsynced
+
+
+async def test_offsets_of_others_are_named_while_the_group_reads_the_old_cluster(
+    make_pair: Callable[..., Any], group: str
+) -> None:
+    """Someone has tried the group on the new cluster. Its service would start there, and skip records."""
+    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}-.*")
+    topic, at, moving = pair.topic, pair.partition, f"{group}-moving"
+    await pair.fill(100)
+    await commit(pair.old, moving, {at: 10})
+    await pair.catch_up()
+    await commit(pair.new, moving, {at: 60})
+    assert not (await pair.catch_up()).unsynced  # it may have moved
+    async with member(pair.old, moving, topic):
+        with pytest.raises(GroupsNotSynced, match=f"'{moving}': it reads {topic}:0 on the old .*do not follow: delete"):
+            await pair.catch_up()
+    before, after, text = (await compared(pair, moving))[at]
+    assert (before, after) == (60, 10)
+    assert "others committed 60 there, so no mirror changes it" in text
+    await asyncio.to_thread(delete_group, pair.new.bootstrap, moving)
+    await pair.catch_up()
+    assert await compared(pair, moving) == {at: (10, 10, "")}
+
+
+async def test_a_copy_against_the_direction_of_a_mirror_says_what_to_do(
+    make_pair: Callable[..., Any], group: str
+) -> None:
+    pair: Pair = await make_pair("2.8.2", "3.9.1")
+    await pair.fill(100)
+    await pair.catch_up()
+    await commit(pair.new, f"{group}-moved", {pair.partition: 60})
+    stores = OffsetStore(pair.new.bootstrap, f"{group}-moved"), OffsetStore(pair.old.bootstrap, f"{group}-moved")
+    with pytest.raises(ConfigError, match=f"{pair.old.bootstrap} has no .*mirror of group '{group}' .*--by content"):
+        await copy_offsets(*stores, by="map", mirror=pair.group)
+    (row,) = (await copy_offsets(*stores, by="content")).rows
+    assert row.after == 60

@@ -60,6 +60,8 @@ class Mirrored:
         self.old_start = self.new_start = self.position = 0
         self.gone: set[int] = set()
         """Records that the old log lost before this mirror got them. It reports them."""
+        self.wrote: set[int] = set()
+        """The old offsets of the records that this mirror wrote."""
         self.map = OffsetTranslation([Run(0, 0)])
 
     def grows(self, step: str, count: int) -> bool:
@@ -81,6 +83,7 @@ class Mirrored:
             records = [n for _, n in piece]
             self.map.extend(Run(records[0], len(self.new)), len(records))
             self.new += records
+            self.wrote |= {*records}
         self.position = stop
 
     def begin_at(self, position: int) -> None:
@@ -96,7 +99,14 @@ class Mirrored:
         self.map = OffsetTranslation()
         self.begin_at(self.old_start)
 
+    def check_others(self) -> None:
+        """A cutover is not refused for records that the mirror wrote once."""
+        own = {n for n in self.wrote.intersection(self.new) if n < self.position}
+        ends = [(self.position, len(self.new)), (len(self.old), len(self.new))]
+        assert self.map.others(0, ends) <= len(self.new) - len(own), self.map.runs
+
     def check(self) -> None:
+        self.check_others()
         copies = {n: at for at, n in enumerate(self.new) if at >= self.new_start and n is not None}
         for source in range(self.position + 1):
             found = self.map.start(source)
@@ -137,6 +147,7 @@ class Lossy(Mirrored):
     def check_back(self) -> None:
         """A group that has read the new log up to some offset goes back, once all is mirrored again."""
         self.mirror(len(self.old))
+        self.check_others()
         for target in range(len(self.new) + 1):
             for found in (self.map.source(target), OffsetTranslation(self.map.inverse().runs).start(target)):
                 if found is not None:
@@ -288,6 +299,9 @@ def test_a_map_is_small_and_at_most_a_span_of_records_off(history: list[tuple[in
         pieces.append(Piece(source, target, count))
         known.extend(Run(source, target), count)
         source, target = source + count, target + count
+    gaps = sum(gap for gap, _, _ in history[1:])
+    others = sum(strangers for _, strangers, _ in history[1:])
+    assert others - gaps <= known.others(7, [(source, target)]) <= others
     exact = [run.target for run in known.runs if run.exact]
     for targets, most in ((exact, MOST_RUNS), ([run.target for run in known.runs], MOST_RUNS + 1)):
         assert all(last - first >= SPAN for first, last in zip(targets, targets[most:]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import ssl
 import subprocess
 from pathlib import Path
@@ -103,6 +105,49 @@ async def test_a_broker_with_a_wrong_scram_signature_is_refused() -> None:
         with pytest.raises(BrokersUnavailable, match="does not prove its identity") as caught:
             await asyncio.wait_for(KafkaClient(broker.address, security=security).connect(300), 60)
         assert not caught.value.retriable
+
+
+SECRET = "pass-wörd/+9"
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        lambda message: f"cannot log in: {message!r}",
+        lambda message: f"cannot log in: {message.decode()}",
+        lambda message: f"cannot log in: {base64.b64encode(message).decode()}",
+        lambda message: f"cannot log in: {base64.b64encode(message).decode()[:20]}...",
+        lambda message: f"cannot log in: {message.hex()}",
+        lambda message: json.dumps({"login": message.decode()}),
+        lambda message: "x" * 280 + message.decode(),
+    ],
+    ids=["bytes", "text", "base64", "cut", "hexadecimal", "json", "long"],
+)
+async def test_a_broker_that_quotes_the_login_does_not_get_the_password_into_the_error(
+    quote: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(1)
+
+    def authenticate(request: Any) -> dict[str, Any]:
+        return {"error_code": 58, "error_message": quote(bytes(request.auth_bytes))}
+
+    async with FakeBroker(sasl_handlers("PLAIN", authenticate)) as broker:
+        with pytest.raises(
+            BrokersUnavailable, match=r"SASL_AUTHENTICATION_FAILED: .*correct the credentials"
+        ) as caught:
+            await asyncio.wait_for(KafkaClient(broker.address, security=plain(SECRET)).connect(300), 30)
+    seen = str(caught.value) + caplog.text
+    message = f"user\0user\0{SECRET}".encode()
+    encoded = base64.b64encode(message).decode()
+    for form in (SECRET[:6], SECRET.encode().hex(), encoded[:20]):
+        assert form not in seen
+
+
+async def test_a_password_that_cannot_be_encoded_is_refused_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeBroker(sasl_handlers("PLAIN")) as broker:
+        with pytest.raises(BrokersUnavailable, match="no credentials for PLAIN: UnicodeEncodeError") as caught:
+            await KafkaClient(broker.address, security=plain("s3cret\udcff")).connect(0.5)
+    assert "s3cret" not in str(caught.value) + caplog.text
 
 
 async def test_an_invalid_host_name_is_named() -> None:

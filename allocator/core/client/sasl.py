@@ -24,6 +24,7 @@ from allocator.core.text.quoting import shown, text_of
 log = logging.getLogger(__name__)
 
 SHORTEST_LIFETIME_S: Final = 1.0  # minimum lifetime of an authentication
+MIN_ITERATIONS: Final = 4096  # of SCRAM (RFC 7677, section 4). Lower: who reads a login guesses the password sooner
 CREDENTIALS_PAUSE_S: Final = 5.0  # between attempts to renew credentials. Higher: fewer calls of a token provider
 # secrets that a message of OAUTHBEARER or AWS_MSK_IAM has
 SENT: Final = re.compile(r'(?:auth=Bearer |"x-amz-security-token":"|"x-amz-signature":")([^\x01"]+)')
@@ -85,7 +86,7 @@ class Sasl:
                 break  # the last token of GSSAPI is empty
             try:
                 mechanism.receive(self._checked(response.auth_bytes))
-            except ValueError as exc:
+            except (KeyError, ValueError) as exc:
                 why = f"the broker does not prove its identity by {self._name}: {shown(exc)}"
                 raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, why) from exc
         if not mechanism.is_authenticated():
@@ -109,8 +110,17 @@ class Sasl:
                 await asyncio.sleep(CREDENTIALS_PAUSE_S)
 
     def _checked(self, message: bytes) -> bytes:
-        """Returns what kafka-python gets of a broker's message."""
-        if self._name == "OAUTHBEARER":
+        """Returns what kafka-python gets of a broker's message. Raises an error for a message that ends the login."""
+        if self._name.startswith("SCRAM"):
+            fields = {name: value for name, _, value in (field.partition("=") for field in message.decode().split(","))}
+            why = ""
+            if "e" in fields:
+                why = f"the broker ends the login: {self._quoted(fields['e'])}"
+            elif "i" in fields and int(fields["i"]) < MIN_ITERATIONS:
+                why = f"the broker offers {int(fields['i'])} iterations of {self._name}; {MIN_ITERATIONS} is the least"
+            if why:
+                raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, why)
+        elif self._name == "OAUTHBEARER":
             return self._quoted(message.decode(errors="replace")).encode()  # kafka-python logs it
         return message
 
@@ -123,6 +133,10 @@ class Sasl:
 
     def _mechanism(self) -> Any:
         settings = {"sasl_kerberos_service_name": "kafka", **self._security}
+        if self._name.startswith("SCRAM"):
+            # RFC 5802, section 5.1: these characters have a meaning in a message. kafka-python sends the name as it is
+            name = settings["sasl_plain_username"]
+            settings["sasl_plain_username"] = name.replace("=", "=3D").replace(",", "=2C")
         if self._name == "PLAIN":
             # kafka-python would warn of clear text for each connection; `warn_of_clear_text` warned once
             settings.pop("security_protocol", None)

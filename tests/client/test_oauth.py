@@ -116,7 +116,7 @@ async def test_a_mechanism_that_hangs_keeps_one_thread_after_many_attempts(monke
     ("name", "why"),
     [
         ("failing", r": KeyError\('token'\)"),
-        ("refused", rf": ConnectionRefusedError\(\[Errno 111\] {re.escape(providers_under_test.REFUSED)}\)"),
+        ("refused", rf': ConnectionRefusedError\(111, "{re.escape(providers_under_test.REFUSED)}"\)'),
         ("hanging", " yet"),
         ("Coroutine", r": token\(\) returned coroutine; it must be a plain function that returns str"),
     ],
@@ -190,14 +190,15 @@ async def test_a_token_that_the_error_of_a_provider_quotes_is_masked(
     provider = providers_under_test.Provider()
 
     def fail() -> str:
-        raise OSError(2, form.format(token), "/etc/vault/ca.pem")
+        raise OSError(2, f"/etc/vault/ca.pem: {form.format(token)}")
 
     provider.make = fail
     async with oauth_broker([]) as broker:
         security = {**OAUTH, "sasl_oauth_token_provider": provider}
-        with pytest.raises(BrokersUnavailable, match=r"Provider: FileNotFoundError\(") as caught:
+        with pytest.raises(
+            BrokersUnavailable, match=r"Provider: FileNotFoundError\(2, '/etc/vault/ca\.pem: "
+        ) as caught:
             await KafkaClient(broker.address, security=security).connect(0.5)
-    assert len(form) > 280 or "/etc/vault/ca.pem" in str(caught.value)
     seen = str(caught.value) + caplog.text
     for part in (token, token[:16]):
         assert part not in seen

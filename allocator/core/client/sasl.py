@@ -19,7 +19,7 @@ from allocator.core.aio.tasks import settle, within
 from allocator.core.client.errors import ConnectionFailed, ErrorCode, RequestFailed, refused
 from allocator.core.client.masking import quoted
 from allocator.core.client.oauth import SOURCE_OF_AWS, TokenError, TokenProvider
-from allocator.core.text.quoting import shown, text_of
+from allocator.core.text.quoting import repr_of, shown
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class Sasl:
                 result = b"" if made.done() else mechanism.auth_bytes()
             except BaseException as exc:  # noqa: BLE001 - the user's provider; nobody else would see the error
                 known = isinstance(exc, TokenError)  # its secrets are masked
-                why = str(exc) if known else f"{type(exc).__name__}({self._quoted(text_of(exc))})"
+                why = str(exc) if known else self._quoted(repr_of(exc))
                 error = ConnectionFailed(f"{self._lacking}: {why}")
             finally:
                 self._turn.release()

@@ -55,6 +55,8 @@ def checked(kind: type[T], given: Mapping[str, Any], *, strict: bool = True) -> 
         raise ConfigError(f"{', '.join(map(shown, unknown))} is not a known field; known: {', '.join(known) or 'none'}")
     try:
         return msgspec.convert(given, kind, strict=strict)
+    except UnicodeEncodeError as error:  # from msgspec, for a text that it converts to another type
+        raise ConfigError(f"{shown(error.object)} is no valid text: it has half of a surrogate pair") from None
     except (msgspec.ValidationError, RecursionError) as error:
         raise ConfigError(_explained(str(error), kind, given)) from None
 

@@ -37,6 +37,20 @@ def failing() -> Any:
     return provider
 
 
+REFUSED = (
+    "HTTPSConnectionPool(host='vault-1.eu-west-1.example', port=8200): NewConnectionError, SSLCertVerificationError"
+)
+
+
+def refused() -> Any:
+    def refuse() -> str:
+        raise ConnectionRefusedError(111, REFUSED)
+
+    provider = Provider()
+    provider.make = refuse
+    return provider
+
+
 def of_environment() -> Any:
     return os.environ["VAULT_ADDRESS_OF_TEST"]
 

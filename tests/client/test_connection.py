@@ -119,6 +119,27 @@ async def test_a_throttled_client_sends_nothing_until_the_time_is_over(caplog: p
         assert len([record for record in warnings if record.levelname == "WARNING"]) == 1
 
 
+async def test_an_absurd_throttle_time_stops_a_client_for_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, real = [0.0], time.monotonic
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        find_coordinator = broker.handlers[10]
+
+        def throttle(request: Any) -> Any:
+            response = find_coordinator(request)
+            response.throttle_time_ms = 2**31 - 1
+            broker.handlers[10] = find_coordinator
+            return response
+
+        broker.handlers[10] = throttle
+        await client.send(1, find())
+        monkeypatch.setattr("time.monotonic", lambda: real() + ahead[0])
+        ahead[0] = 29
+        with pytest.raises(BrokerError, match="no time left"):
+            await client.send(1, find(), timeout_s=0.1)
+        ahead[0] = 31
+        assert (await client.send(1, find(), timeout_s=20)).error_code == 0
+
+
 async def test_a_pause_of_the_process_does_not_count_as_silence_of_the_broker() -> None:
     async with FakeBroker() as broker, KafkaClient(broker.address, request_timeout_s=1.0) as client:
         await client.send(1, find())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import ssl
 import subprocess
 from pathlib import Path
@@ -103,6 +105,96 @@ async def test_a_broker_with_a_wrong_scram_signature_is_refused() -> None:
         with pytest.raises(BrokersUnavailable, match="does not prove its identity") as caught:
             await asyncio.wait_for(KafkaClient(broker.address, security=security).connect(300), 60)
         assert not caught.value.retriable
+
+
+SECRET = "pass-wörd/+9"
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        lambda message: f"cannot log in: {message!r}",
+        lambda message: f"cannot log in: {message.decode()}",
+        lambda message: f"cannot log in: {base64.b64encode(message).decode()}",
+        lambda message: f"cannot log in: {base64.b64encode(message).decode()[:20]}...",
+        lambda message: f"cannot log in: {message.hex()}",
+        lambda message: json.dumps({"login": message.decode()}),
+        lambda message: "x" * 280 + message.decode(),
+    ],
+    ids=["bytes", "text", "base64", "cut", "hexadecimal", "json", "long"],
+)
+async def test_a_broker_that_quotes_the_login_does_not_get_the_password_into_the_error(
+    quote: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(1)
+
+    def authenticate(request: Any) -> dict[str, Any]:
+        return {"error_code": 58, "error_message": quote(bytes(request.auth_bytes))}
+
+    async with FakeBroker(sasl_handlers("PLAIN", authenticate)) as broker:
+        with pytest.raises(
+            BrokersUnavailable, match=r"SASL_AUTHENTICATION_FAILED: .*correct the credentials"
+        ) as caught:
+            await asyncio.wait_for(KafkaClient(broker.address, security=plain(SECRET)).connect(300), 30)
+    seen = str(caught.value) + caplog.text
+    message = f"user\0user\0{SECRET}".encode()
+    encoded = base64.b64encode(message).decode()
+    for form in (SECRET[:6], SECRET.encode().hex(), encoded[:20]):
+        assert form not in seen
+
+
+async def test_a_password_that_cannot_be_encoded_is_refused_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeBroker(sasl_handlers("PLAIN")) as broker:
+        with pytest.raises(BrokersUnavailable, match="no credentials for PLAIN: UnicodeEncodeError") as caught:
+            await KafkaClient(broker.address, security=plain("s3cret\udcff")).connect(0.5)
+    assert "s3cret" not in str(caught.value) + caplog.text
+
+
+async def test_a_user_name_with_a_comma_or_an_equals_sign_is_escaped_for_scram() -> None:
+    """RFC 5802, section 5.1. Without that, a broker reads another name, and refuses the right password."""
+    firsts = []
+
+    def authenticate(request: Any) -> dict[str, Any]:
+        firsts.append(bytes(request.auth_bytes))
+        return {"error_code": 58, "error_message": "no"}
+
+    async with FakeBroker(sasl_handlers("SCRAM-SHA-256", authenticate)) as broker:
+        security = {**plain("s3cret"), "sasl_mechanism": "SCRAM-SHA-256", "sasl_plain_username": "CN=svc,OU==2C"}
+        with pytest.raises(BrokersUnavailable):
+            await asyncio.wait_for(KafkaClient(broker.address, security=security).connect(300), 30)
+    assert firsts[0].startswith(b"n,,n=CN=3Dsvc=2COU=3D=3D2C,r=")
+
+
+@pytest.mark.parametrize(
+    ("first", "final", "why"),
+    [
+        (b"s=c2FsdA==,i=4095", b"", "the broker offers 4095 iterations of SCRAM-SHA-256; 4096 is the least"),
+        (b"s=c2FsdA==,i=-1", b"", "the broker offers -1 iterations"),
+        (b"s=c2FsdA==,i=4096", b"e=invalid-proof", "the broker ends the login: invalid-proof"),
+        (b"s=c2FsdA==,i=4096", b"x=y", r"does not prove its identity by SCRAM-SHA-256: KeyError\('v'\)"),
+        (b"i=4096", b"", r"does not prove its identity by SCRAM-SHA-256: KeyError\('s'\)"),
+    ],
+    ids=range(5),
+)
+async def test_a_scram_login_that_the_broker_spoils_is_refused_with_the_reason(
+    first: bytes, final: bytes, why: str
+) -> None:
+    """A server that offers few iterations gets no proof, from which it could guess the password."""
+    proofs = []
+
+    def authenticate(request: Any) -> dict[str, Any]:
+        message = bytes(request.auth_bytes)
+        if message.startswith(b"n,,"):
+            return {"auth_bytes": b"r=" + message.rpartition(b"r=")[2] + b"x," + first}
+        proofs.append(message)
+        return {"auth_bytes": final}
+
+    async with FakeBroker(sasl_handlers("SCRAM-SHA-256", authenticate)) as broker:
+        security = {**plain("s3cret"), "sasl_mechanism": "SCRAM-SHA-256"}
+        with pytest.raises(BrokersUnavailable, match=why) as caught:
+            await asyncio.wait_for(KafkaClient(broker.address, security=security).connect(2), 60)
+    assert not caught.value.retriable
+    assert bool(proofs) is bool(final)
 
 
 async def test_an_invalid_host_name_is_named() -> None:

@@ -116,6 +116,7 @@ async def test_a_mechanism_that_hangs_keeps_one_thread_after_many_attempts(monke
     ("name", "why"),
     [
         ("failing", r": KeyError\('token'\)"),
+        ("refused", rf': ConnectionRefusedError\(111, "{re.escape(providers_under_test.REFUSED)}"\)'),
         ("hanging", " yet"),
         ("Coroutine", r": token\(\) returned coroutine; it must be a plain function that returns str"),
     ],
@@ -127,6 +128,80 @@ async def test_a_provider_that_fails_or_hangs_is_a_retriable_error_that_names_it
         with pytest.raises(BrokersUnavailable, match=where + why) as caught:
             await KafkaClient(broker.address, security=security).connect(0.5)
         assert caught.value.retriable
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, KeyboardInterrupt, SystemExit])
+async def test_a_provider_that_raises_what_ends_programs_is_named_with_it(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[object] = []
+    monkeypatch.setattr("threading.excepthook", left.append)
+    provider = providers_under_test.Provider()
+
+    def end() -> str:
+        raise kind
+
+    provider.make = end
+    async with oauth_broker([]) as broker:
+        security = {**OAUTH, "sasl_oauth_token_provider": provider}
+        with pytest.raises(BrokersUnavailable, match=rf"token provider Provider: {kind.__name__}\(\)"):
+            await KafkaClient(broker.address, security=security).connect(0.5)
+    assert left == []
+
+
+TOKENS = (
+    "short",
+    "tok-VERYSECRET-oauth",
+    "0123456789abcdef",
+    "eyJh.eyJz.c2ln",
+    "ya29.A0ARrdaM-k9Zc81Lb",
+    unsecured_token(),
+)
+
+
+@pytest.mark.parametrize("token", TOKENS, ids=range(6))
+@pytest.mark.parametrize("form", ["{}", "Bearer {}", "x" * 280 + " {}"])
+async def test_a_broker_that_quotes_the_token_does_not_get_it_into_the_error(
+    token: str, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also in the JSON of RFC 7628, which the broker sends before it refuses the login."""
+    caplog.set_level(1)
+    provider, said = providers_under_test.Provider(), form.format(token)
+    provider.make = lambda: token
+
+    def authenticate(request: Any) -> dict[str, Any]:
+        if bytes(request.auth_bytes) == b"\x01":
+            return {"error_code": 58, "error_message": said}
+        return {"auth_bytes": json.dumps({"status": said}).encode()}
+
+    async with FakeBroker(sasl_handlers("OAUTHBEARER", authenticate)) as broker:
+        security = {**OAUTH, "sasl_oauth_token_provider": provider}
+        with pytest.raises(BrokersUnavailable, match="correct the credentials") as caught:
+            await asyncio.wait_for(KafkaClient(broker.address, security=security).connect(300), 30)
+    assert token not in str(caught.value) + caplog.text
+
+
+@pytest.mark.parametrize("token", TOKENS[1:], ids=range(1, 6))
+@pytest.mark.parametrize("form", ["no {}", "Authorization: Bearer {}", "/v1/{}?x", "x" * 280 + " {}"])
+async def test_a_token_that_the_error_of_a_provider_quotes_is_masked(
+    token: str, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(1)
+    provider = providers_under_test.Provider()
+
+    def fail() -> str:
+        raise OSError(2, f"/etc/vault/ca.pem: {form.format(token)}")
+
+    provider.make = fail
+    async with oauth_broker([]) as broker:
+        security = {**OAUTH, "sasl_oauth_token_provider": provider}
+        with pytest.raises(
+            BrokersUnavailable, match=r"Provider: FileNotFoundError\(2, '/etc/vault/ca\.pem: "
+        ) as caught:
+            await KafkaClient(broker.address, security=security).connect(0.5)
+    seen = str(caught.value) + caplog.text
+    for part in (token, token[:16]):
+        assert part not in seen
 
 
 async def test_requests_continue_while_credentials_are_renewed(

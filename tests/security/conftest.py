@@ -10,7 +10,7 @@ import pytest
 
 from allocator.testing import LocalCluster
 from tests.security.certificates import Certificates
-from tests.security.secured import KEY_PASSWORD, PASSWORDS, REAUTH_S, Secured
+from tests.security.secured import KEY_PASSWORD, PASSWORDS, REAUTH_S, SCRAM_NAME, Secured
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +66,8 @@ def create_scram_users(bootstrap: str) -> None:
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         users = [
-            UserScramCredentialUpsertion("alice", ScramMechanism[mechanism.replace("-", "_")], PASSWORDS[mechanism])
+            UserScramCredentialUpsertion(name, ScramMechanism[mechanism.replace("-", "_")], PASSWORDS[mechanism])
+            for name in ("alice", SCRAM_NAME)
             for mechanism in PASSWORDS
             if mechanism != "PLAIN"
         ]

@@ -9,10 +9,21 @@ from allocator.testing import LocalCluster
 from tests.client.token_endpoint import CLIENT_SECRET, TokenEndpoint
 from tests.security.certificates import Certificates
 
-__all__ = ["DIGEST", "DIGEST_OPTIONS", "KEY_PASSWORD", "PASSWORDS", "REAUTH_S", "SECRETS", "Secured", "secrets_in"]
+__all__ = [
+    "DIGEST",
+    "DIGEST_OPTIONS",
+    "KEY_PASSWORD",
+    "PASSWORDS",
+    "REAUTH_S",
+    "SCRAM_NAME",
+    "SECRETS",
+    "Secured",
+    "secrets_in",
+]
 
 KEY_PASSWORD = "key-Xq7tLrVz0"
 PASSWORDS = {"PLAIN": "plain-Zk4wPb9e1", "SCRAM-SHA-256": "scram256-Hn8sQm2d5", "SCRAM-SHA-512": "scram512-Rt3yJc6f7"}
+SCRAM_NAME = "CN=svc,OU=x=2C"  # has the same passwords as alice
 DIGEST = "digest-Wv5uGa0k9"
 SECRETS = (KEY_PASSWORD, DIGEST, CLIENT_SECRET, *PASSWORDS.values())
 REAUTH_S = 2.5  # lifetime of a session with OAUTHBEARER

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import html
 import ipaddress
-import json
 import logging
 import re
 import ssl
@@ -17,15 +15,16 @@ import threading
 import time
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote, quote_plus, urlencode, urlsplit
+from urllib.parse import quote_plus, urlencode, urlsplit
 
 from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.load`
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
+from allocator.core.client.masking import quoted
 from allocator.core.errors import ConfigError, MissingExtra
-from allocator.core.settings.names import MASK, url_origin
+from allocator.core.settings.names import url_origin
 from allocator.core.settings.targets import find
-from allocator.core.text import base64_contents, parse_json, plain, shown
+from allocator.core.text import parse_json, shown
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,6 @@ TURN_S: Final = 60.0  # maximum wait for the call of another client
 MAX_BYTES: Final = 1 << 20  # bytes of one response
 RENEWED_AFTER: Final = 0.8  # share of a token's lifetime; connections authenticate again later, after 0.85 of it
 SOURCE_OF_AWS: Final = "botocore (credentials and region: AWS_* variables, ~/.aws, or the role of the machine)"
-SAID: Final = 200  # maximum characters of a text of the endpoint in an error
 TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, section 2.1
 
 
@@ -222,16 +220,8 @@ class ClientCredentials:
             client.close()
 
     def _quoted(self, text: str) -> str:
-        """Returns the beginning of a text of the endpoint, without the secret: the endpoint may quote the request."""
+        """Returns the beginning of a text of the endpoint, which may quote the request: its form, header or query."""
         name, secret = self._client
-        quoted = quote_plus(secret)
         # the header of the request, whole or cut
-        encoded = (secret, quoted, f"{name}:", f"{quote_plus(name)}:")
-        if any(each in content for content in base64_contents(text) for each in encoded):
-            return MASK
-        if self._query:
-            text = text.replace(self._query, MASK)
-        # masked before it is cut: a cut text may end with a part of the secret
-        for form in (secret, quoted, quote(secret), json.dumps(secret)[1:-1], repr(secret)[1:-1], html.escape(secret)):
-            text = re.sub(re.escape(form), MASK, text, flags=re.IGNORECASE)
-        return plain(text[:SAID])
+        header = (f"{name}:", f"{quote_plus(name)}:")
+        return quoted(text, (secret, self._query), before=header)

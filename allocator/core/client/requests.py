@@ -68,6 +68,10 @@ def _end(pending: _Pending, response: Any, error: RequestFailed | None = None) -
         settle(pending.ended, None)
 
 
+# Maximum seconds of one throttling, so that a wrong response does not stop a member for days. The next request waits
+# for its own timeout in addition. Higher: a wrong response stops a member longer; lower: requests to a broker that does
+# throttle for longer time out more often
+MAX_THROTTLE_S: Final = 30.0
 # Seconds between two warnings of one connection about throttling. Higher: fewer lines; lower: lasting throttling is
 # shown more often
 QUIET_S = 60.0
@@ -273,9 +277,9 @@ class RequestStream(FrameProtocol):
         return not self.closed
 
     def _throttle(self, milliseconds: int) -> None:
-        if self.versions is not None and self.versions.broker_version >= CLIENT_THROTTLES:
-            self.throttled_until = max(self.throttled_until, time.monotonic() + milliseconds / 1000)
         now = time.monotonic()
+        if self.versions is not None and self.versions.broker_version >= CLIENT_THROTTLES:
+            self.throttled_until = max(self.throttled_until, now + min(milliseconds / 1000, MAX_THROTTLE_S))
         quiet = now - self._throttle_logged_at < QUIET_S
         if not quiet:
             self._throttle_logged_at = now

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,13 +17,17 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest, SaslH
 
 from allocator.core.aio.tasks import settle, within
 from allocator.core.client.errors import ConnectionFailed, ErrorCode, RequestFailed, refused
+from allocator.core.client.masking import quoted
 from allocator.core.client.oauth import SOURCE_OF_AWS, TokenError, TokenProvider
-from allocator.core.text.quoting import shown
+from allocator.core.text.quoting import repr_of, shown
 
 log = logging.getLogger(__name__)
 
 SHORTEST_LIFETIME_S: Final = 1.0  # minimum lifetime of an authentication
+MIN_ITERATIONS: Final = 4096  # of SCRAM (RFC 7677, section 4). Lower: who reads a login guesses the password sooner
 CREDENTIALS_PAUSE_S: Final = 5.0  # between attempts to renew credentials. Higher: fewer calls of a token provider
+# secrets that a message of OAUTHBEARER or AWS_MSK_IAM has
+SENT: Final = re.compile(r'(?:auth=Bearer |"x-amz-security-token":"|"x-amz-signature":")([^\x01"]+)')
 
 Begun = tuple[Any, bytes]
 """A mechanism and its first message to the broker."""
@@ -45,6 +50,7 @@ class Sasl:
         self._provider = security.get("sasl_oauth_token_provider")
         source = SOURCE_OF_AWS if self._name == "AWS_MSK_IAM" else self._provider
         credentials = self._name if source is None else f"{self._name} from {source}"
+        self._sent: list[str] = []  # secrets of the last message that had some
         self._lacking = f"no credentials for {credentials}"
         self.lacks = ""
         """Why the connection is not ready yet, while it waits for credentials; else ""."""
@@ -72,14 +78,15 @@ class Sasl:
             if response.error_code:
                 if isinstance(self._provider, TokenProvider):
                     self._provider.refused()
-                raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, response.error_message)
+                why = self._quoted(response.error_message or "")
+                raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, why)
             if framed:
                 lifetime_ms = response.session_lifetime_ms or 0
             elif mechanism.is_done():
                 break  # the last token of GSSAPI is empty
             try:
-                mechanism.receive(response.auth_bytes)
-            except ValueError as exc:
+                mechanism.receive(self._checked(response.auth_bytes))
+            except (KeyError, ValueError) as exc:
                 why = f"the broker does not prove its identity by {self._name}: {shown(exc)}"
                 raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, why) from exc
         if not mechanism.is_authenticated():
@@ -102,8 +109,34 @@ class Sasl:
                 level = logging.DEBUG
                 await asyncio.sleep(CREDENTIALS_PAUSE_S)
 
+    def _checked(self, message: bytes) -> bytes:
+        """Returns what kafka-python gets of a broker's message. Raises an error for a message that ends the login."""
+        if self._name.startswith("SCRAM"):
+            fields = {name: value for name, _, value in (field.partition("=") for field in message.decode().split(","))}
+            why = ""
+            if "e" in fields:
+                why = f"the broker ends the login: {self._quoted(fields['e'])}"
+            elif "i" in fields and int(fields["i"]) < MIN_ITERATIONS:
+                why = f"the broker offers {int(fields['i'])} iterations of {self._name}; {MIN_ITERATIONS} is the least"
+            if why:
+                raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, why)
+        elif self._name == "OAUTHBEARER":
+            return self._quoted(message.decode(errors="replace")).encode()  # kafka-python logs it
+        return message
+
+    def _quoted(self, text: str) -> str:
+        """Returns the beginning of a text of the broker or of a token provider, without secrets."""
+        security = self._security
+        before = (f"\0{security['sasl_plain_username']}\0",) if self._name == "PLAIN" else ("auth=Bearer ",)
+        secrets = (str(security.get("sasl_plain_password") or ""), *self._sent)
+        return quoted(text, secrets, before=before, guess=self._name in ("OAUTHBEARER", "AWS_MSK_IAM"))
+
     def _mechanism(self) -> Any:
         settings = {"sasl_kerberos_service_name": "kafka", **self._security}
+        if self._name.startswith("SCRAM"):
+            # RFC 5802, section 5.1: these characters have a meaning in a message. kafka-python sends the name as it is
+            name = settings["sasl_plain_username"]
+            settings["sasl_plain_username"] = name.replace("=", "=3D").replace(",", "=2C")
         if self._name == "PLAIN":
             # kafka-python would warn of clear text for each connection; `warn_of_clear_text` warned once
             settings.pop("security_protocol", None)
@@ -125,8 +158,9 @@ class Sasl:
                 return  # an earlier call hangs. Another one could hang too, and each would keep a thread
             try:
                 result = b"" if made.done() else mechanism.auth_bytes()
-            except Exception as exc:  # noqa: BLE001 - the user's provider
-                why = exc if isinstance(exc, TokenError) else shown(exc)
+            except BaseException as exc:  # noqa: BLE001 - the user's provider; nobody else would see the error
+                known = isinstance(exc, TokenError)  # its secrets are masked
+                why = str(exc) if known else self._quoted(repr_of(exc))
                 error = ConnectionFailed(f"{self._lacking}: {why}")
             finally:
                 self._turn.release()
@@ -141,4 +175,5 @@ class Sasl:
         except asyncio.TimeoutError:
             raise ConnectionFailed(f"{self._lacking} within {timeout_s:.1f} s") from None
         self.lacks = ""
+        self._sent = SENT.findall(message.decode(errors="replace")) or self._sent
         return message

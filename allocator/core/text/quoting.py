@@ -76,11 +76,14 @@ def places_of(error: BaseException) -> str:
     return "".join(traceback.StackSummary.from_list(frames).format())
 
 
-def _repr_of(value: object) -> str:
+def repr_of(error: BaseException) -> str:
+    """Returns the repr of an error, even if the `__repr__` of a user's class raises. It may be large."""
+    if isinstance(error, UnicodeError):  # its repr contains the whole input
+        return f"{type(error).__name__}({text_of(error)})"
     try:
-        return repr(value)[: 2 * SHOWN_ERROR]  # cut first: a quoted value of 60 MB takes seconds
+        return repr(error)
     except Exception as raised:  # noqa: BLE001 - whatever the user's class raises
-        return f"<{type(value).__name__}, whose __repr__ raised {type(raised).__name__}>"
+        return f"<{type(error).__name__}, whose __repr__ raised {type(raised).__name__}>"
 
 
 @overload
@@ -90,10 +93,7 @@ def shown(value: object) -> str: ...
 def shown(value: object) -> str:
     """Returns the value in one line of at most SHOWN characters. For an exception: a `Quote` of at most SHOWN_ERROR."""
     if isinstance(value, BaseException):
-        # the repr of a UnicodeError contains the whole input
-        text = plain(
-            f"{type(value).__name__}({text_of(value)})" if isinstance(value, UnicodeError) else _repr_of(value)
-        )
+        text = plain(repr_of(value)[: 2 * SHOWN_ERROR])  # cut first: a quoted value of 60 MB takes seconds
         return Quote(text if len(text) <= SHOWN_ERROR else text[: SHOWN_ERROR - 3] + "...", type(value).__qualname__)
     if isinstance(value, (str, bytes, bytearray)):
         text = repr(value[:SHOWN])  # cut first: quoting a large value takes time

@@ -170,7 +170,9 @@ class GroupSync:
         if any(Target.of(offset) for offset in committed.values()):
             return {}, set()  # the group of a mirror, whose offsets say what it has copied
         former, targets = old.of_former_topics(committed), {}
-        untranslated = copies.keys() - committed.keys() if committed else set()
+        # its other partitions may be those of another process
+        has_offsets = bool(committed) or bool(await old.fetch(None))
+        untranslated = copies.keys() - committed.keys() if has_offsets else set()
         for each, offset in committed.items():
             copy, known = copies[each], self._clusters.map.positions(each)
             if offset.offset < 0 or each in former:

@@ -372,6 +372,21 @@ def test_an_endpoint_that_quotes_the_request_does_not_get_the_secret_into_the_er
         assert form[:6].lower() not in said.lower()
 
 
+@pytest.mark.parametrize("said", ["Cannot POST {}", "no such key: k3y-of-path", "unknown k3y-of-query", "see {}!"])
+def test_an_endpoint_that_quotes_its_url_does_not_get_a_key_into_the_error(said: str) -> None:
+    target = "/t/k3y-of-path/token?v=1&key=k3y-of-query"
+    with TokenEndpoint() as endpoint:
+        endpoint.respond = lambda: (
+            404,
+            {},
+            json.dumps({"error": "not_found", "error_description": said.format(target)}),
+        )
+        url = endpoint.url.rpartition("/")[0] + target
+        with pytest.raises(TokenError, match="it responds 404: not_found: ") as caught:
+            ClientCredentials(url, CLIENT_ID, CLIENT_SECRET, None).token()
+    assert "k3y" not in str(caught.value)
+
+
 def test_tls_of_the_endpoint_is_verified(
     server_context: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -367,6 +367,24 @@ async def test_a_partition_without_an_old_offset_is_named(make_pair: Callable[..
     assert await committed(pair.new, moving, pair.topic) == {0: 50, 1: 0}
 
 
+async def test_a_partition_without_an_old_offset_is_named_whichever_process_mirrors_the_others(
+    make_pair: Callable[..., Any], group: str
+) -> None:
+    pair: Pair = await make_pair("2.8.2", "3.9.1", partitions=2, sync_group_offsets=f"{group}-.*")
+    first, second, moving = TopicPartition(pair.topic, 0), TopicPartition(pair.topic, 1), f"{group}-moving"
+    await pair.fill(100)
+    await commit(pair.old, moving, {first: 50, second: 0})
+    await pair.catch_up()
+    one, other = pair.mirror(), pair.mirror()
+    with contextlib.suppress(GroupsNotSynced):
+        async with mirroring(one), mirroring(other):
+            await wait_until_async(lambda: len(one.progress()) == len(other.progress()) == 1, 60, "a share each")
+            await asyncio.to_thread(delete_group, pair.old.bootstrap, moving)
+            await commit(pair.old, moving, {second: 0})
+            await wait_until_async(lambda: one.unsynced or other.unsynced, 60, "the partition to be named")
+    assert f"it has no old offset in {pair.topic}:0, or" in {**one.unsynced, **other.unsynced}[moving]
+
+
 async def test_the_offset_of_an_open_transaction_is_not_overwritten(make_pair: Callable[..., Any], group: str) -> None:
     """Its consumer need not be a member any more (KIP-447)."""
     pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}-.*")

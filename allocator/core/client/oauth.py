@@ -33,6 +33,9 @@ TURN_S: Final = 60.0  # maximum wait for the call of another client
 MAX_BYTES: Final = 1 << 20  # bytes of one response
 RENEWED_AFTER: Final = 0.8  # share of a token's lifetime; connections authenticate again later, after 0.85 of it
 SOURCE_OF_AWS: Final = "botocore (credentials and region: AWS_* variables, ~/.aws, or the role of the machine)"
+MIN_KEY: Final = (
+    8  # characters of a part of the URL that may be a key. Higher: more keys are shown; lower: more words hidden
+)
 TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, section 2.1
 
 
@@ -146,10 +149,12 @@ class ClientCredentials:
 
     def __init__(self, endpoint: str, client_id: str, client_secret: str, scope: str | None) -> None:
         self._endpoint = endpoint
-        self._query = endpoint.partition("?")[2]
         self.shown = url_origin(endpoint)
         """The endpoint for errors and logs: its path or its query may have a key."""
         self._client = (client_id, client_secret)
+        url = urlsplit(endpoint)
+        parts = (part for part in re.split("[/?&=]", f"{url.path}?{url.query}") if len(part) >= MIN_KEY)
+        self._secrets = (client_secret, url.path if url.path.strip("/") else "", url.query, *parts)
         self._form = {"grant_type": "client_credentials", **({"scope": scope} if scope else {})}
         self._token: str | None = None
         self._renew_at = self._expires_at = 0.0
@@ -220,8 +225,8 @@ class ClientCredentials:
             client.close()
 
     def _quoted(self, text: str) -> str:
-        """Returns the beginning of a text of the endpoint, which may quote the request: its form, header or query."""
-        name, secret = self._client
+        """Returns the beginning of a text of the endpoint, which may quote the request: its form, header or URL."""
+        name, _ = self._client
         # the header of the request, whole or cut
         header = (f"{name}:", f"{quote_plus(name)}:")
-        return quoted(text, (secret, self._query), before=header)
+        return quoted(text, self._secrets, before=header)

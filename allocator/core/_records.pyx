@@ -402,17 +402,26 @@ cdef bint _aborts(RecordSet found, segment_t *c) except -1:
 
 
 cdef object _after_bad(const uint8_t *p, int64_t size, int64_t pos, int64_t floor):
-    """Returns the offset of the batch after the one at `pos`, if its length is plausible."""
-    cdef int64_t here = be_int64(p + pos), length = be_int32(p + pos + 8), there
+    """Returns where reading continues without skipping a record after the batch at `pos`, if its length is plausible."""
+    cdef int64_t here = be_int64(p + pos), length = be_int32(p + pos + 8), there = INT64_MAX, least = max(here, floor)
     cdef int64_t following = pos + LOG_OVERHEAD + max(length, 0)
-    if length > 0 and following + LOG_OVERHEAD <= size:
+    cdef bint seen = length > 0 and following + LOG_OVERHEAD <= size
+    if seen:
         there = be_int64(p + following)
-        return there if there > max(here, floor) else None
-    if length < 14 or size - pos < LOG_OVERHEAD + length:
+        if there <= least:
+            return None
+        if following + 17 <= size and p[following + 16] == 2:
+            return there
+    elif here < 0 or length < 14 or size - pos < LOG_OVERHEAD + length:
         return None
-    # a message of the old formats begins with its last offset, a batch with its first one
-    after = int(here) + 1 + (be_int32(p + pos + 23) if p[pos + 16] == 2 and length >= 49 else 0)
-    return after if here >= 0 and after > max(here, floor) else None
+    # Messages and sets of the old formats begin with their last offset, batches of v2 with their first. Two fields
+    # tell how many offsets these have, and the damaged one may say too many
+    after = int(here) + 1
+    if p[pos + 16] == 2 and length >= 49:
+        after = int(here) + max(1, min(<int64_t>be_int32(p + pos + 23) + 1, be_int32(p + pos + 57)))
+    if least < after <= there:
+        return after
+    return int(least) + 1 if least < there else None
 
 
 @cython.final

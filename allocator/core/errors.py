@@ -295,7 +295,8 @@ class RecordTooLarge(_AtOffset):
 class CorruptRecordError(_AtOffset):
     """A record batch cannot be decoded: wrong checksum, length or format.
 
-    `next_offset` is the start of the next record batch, None if unknown. Seek there to continue.
+    `next_offset` is an offset from which no good record is skipped, None if unknown. Seek there to continue. If the
+    bytes of the batch do not tell its end, the error may come again, with a higher `next_offset`.
     """
 
     def __init__(self, topic: str, partition: int, offset: int, why: str, *, next_offset: int | None = None) -> None:

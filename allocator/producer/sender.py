@@ -384,13 +384,19 @@ class BatchSender(Generic[B]):
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Drops the unacknowledged batches of these partitions.
 
-        Partitions that are added later get a new producer id, so that requests in flight cannot mix with new ones.
+        Partitions that are added later get the next epoch, as in Java's producer. So once a partition has a new batch,
+        brokers refuse a request for an old one that arrives late.
         """
         for partition in partitions:
             queue = self.queues.pop(partition, None)
-            if queue is not None:
+            if queue is None:
+                continue
+            self.held -= sum(item.size for item in queue.pending)
+            fenced = queue.error is not None and queue.error.code == ErrorCode.INVALID_PRODUCER_EPOCH
+            if fenced or queue.epoch >= LAST_EPOCH or self._terms.transactional_id is not None:
                 self.identity = LOST
-                self.held -= sum(item.size for item in queue.pending)
+            elif self.identity is not None and self.identity[0] == queue.producer >= 0:
+                self.identity = max(self.identity, (queue.producer, queue.epoch + 1))
         self._progress.set()
 
     def put(

@@ -85,7 +85,7 @@ class RecordWriter:
     It collects records into batches of up to `batch_bytes` for up to `linger_s`. `append` and `append_columns` wait
     while `buffer_bytes` are not acknowledged. `flush` returns when the present records are acknowledged, or raises
     DeliveryFailed. If a batch is not acknowledged within `timeout_s`, it fails together with the later batches of its
-    partition, and new records are sent under a new producer id. When retention deletes the producer's records, brokers
+    partition, and new records are sent under a new epoch. When retention deletes the producer's records, brokers
     also forget its sequence numbers; the writer then continues under a new epoch. If a topic refuses a batch because of
     its records, the writer divides the batch, until each refused record is alone.
     """

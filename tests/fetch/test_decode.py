@@ -120,6 +120,63 @@ def test_a_wrong_checksum_is_reported_with_the_next_offset(decoder: Any, make: A
     assert last.error.next_offset == 4
 
 
+FORMATS = [(0, "none"), (0, "gzip"), (1, "none"), (1, "gzip"), (2, "none"), (2, "gzip")]
+
+
+def entries(magic: int, codec: str, base: int) -> list[tuple[int, bytes]]:
+    """Three records at offsets `base`, `base + 1` and `base + 3`: the last offset of each batch, and its bytes."""
+    records = [R(0, b"a"), R(1, b"b"), R(3, b"c")]
+    if magic == 2:
+        return [(base + 3, batch(records, base, codec))]
+    parts = split(messages(records, magic, base, codec))
+    return [(struct.unpack_from(">q", part)[0], part) for part in parts]
+
+
+@pytest.mark.parametrize("at_end", [False, True], ids=["followed", "last of the response"])
+@pytest.mark.parametrize("after", FORMATS)
+@pytest.mark.parametrize("bad", FORMATS)
+def test_seeks_to_the_next_offset_skip_no_good_record_and_come_to_an_end(
+    decoder: Any, bad: tuple[int, str], after: tuple[int, str], at_end: bool
+) -> None:
+    """For each byte that the checksum covers. The reader gets the batches whose last offset is not below its own."""
+    damaged, *more = entries(*bad, 4)
+    others = [*more, *entries(*after, 8), *entries(*after, 12)]
+    for at in range(16, len(damaged[1])):
+        for mask in (0x01, 0x03, 0x80, 0xFF):
+            raw = bytearray(damaged[1])
+            raw[at] ^= mask
+            log = [*entries(*bad, 0), (damaged[0], bytes(raw)), *others]
+            start, got = 0, list[int]()
+            for _ in range(6):
+                seen = log[: -len(others)] if at_end and not start else log
+                data = b"".join(part for last, part in seen if last >= start)
+                found = decoder.scan(data, topic="t", partition=3, start=start)
+                for number in range(len(found.segments)):
+                    offsets = [record.offset for record in found.columns(number, number + 1).records()]
+                    got += [offset for offset in offsets if offset >= start]
+                if found.error is None:
+                    break
+                assert found.error.next_offset is not None, (at, mask, start)
+                assert found.error.next_offset > start, (at, mask, start)
+                start = found.error.next_offset
+            lost = {4} if more else {4, 5, 7}
+            assert got == [n for n in (0, 1, 3, 4, 5, 7, 8, 9, 11, 12, 13, 15) if n not in lost], (at, mask)
+
+
+@pytest.mark.parametrize("after", FORMATS)
+@pytest.mark.parametrize("bad", FORMATS)
+def test_a_damaged_length_leads_past_no_good_record(decoder: Any, bad: tuple[int, str], after: tuple[int, str]) -> None:
+    """The fetcher reports an offset above the high watermark as None."""
+    (last, damaged), *_ = entries(*bad, 5000)
+    others = b"".join(part for base in (5008, 5016) for _, part in entries(*after, base))
+    for change in (-17, -3, -2, -1, 1, 2, 3, 17):
+        length = struct.unpack_from(">i", damaged, 8)[0] + change
+        found = decoder.scan(patched(damaged, ">i", 8, length) + others, topic="t", partition=3, start=5000)
+        assert found.error is not None
+        told = found.error.next_offset
+        assert told is None or 5000 < told <= last + 1 or told > 1 << 40, change
+
+
 def patched(raw: bytes, form: str, at: int, value: int) -> bytes:
     out = bytearray(raw)
     struct.pack_into(form, out, at, value)

@@ -217,16 +217,26 @@ async def test_records_that_were_damaged_on_the_way_are_fetched_again(
         assert offsets(await take(fetcher, state)) == list(range(5, 10))
 
 
-async def test_a_damaged_header_does_not_tell_where_the_next_batch_begins(cluster: FakeCluster) -> None:
+DELTA, COUNT = 23, 57  # where a header has the last offset delta and the number of records
+
+
+@pytest.mark.parametrize(
+    ("damaged", "told"), [((DELTA,), "to 5"), ((COUNT,), "to 5"), ((DELTA, COUNT), "past it")], ids=repr
+)
+async def test_a_damaged_header_does_not_tell_where_the_next_batch_begins(
+    cluster: FakeCluster, damaged: tuple[int, ...], told: str
+) -> None:
     state = start_at([cluster.add(A0)])
     cluster.append(A0, 5)
     base, end, raw = cluster.logs[A0][0]
-    delta = 23  # the place of the last offset delta
-    cluster.logs[A0][0] = base, end, raw[:delta] + bytes([raw[delta] ^ 0x40]) + raw[delta + 1 :]
+    header = bytearray(raw)
+    for field in damaged:
+        header[field] ^= 0x40
+    cluster.logs[A0][0] = base, end, bytes(header)
     async with fetching(cluster, state) as fetcher:
-        with pytest.raises(CorruptRecordError, match="seek past it to continue") as caught:
+        with pytest.raises(CorruptRecordError, match=f"seek {told} to continue") as caught:
             await take(fetcher, state)
-        assert caught.value.next_offset is None
+        assert caught.value.next_offset == (None if len(damaged) > 1 else 5)
 
 
 async def test_a_refused_topic_raises_until_it_is_allowed(cluster: FakeCluster) -> None:

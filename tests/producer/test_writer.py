@@ -11,6 +11,7 @@ import pytest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
 from allocator.core.aio import within
+from allocator.core.client import ErrorCode
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, DeliveryFailed, TopicNotFound
 from allocator.producer.columns import ColumnsToSend
@@ -237,6 +238,64 @@ async def test_a_record_that_arrives_corrupt_is_retried_a_few_times(
             # older brokers also return this code for a record that they never accept
             assert client.refused < 10
     assert len(await values(kafka_cluster, topic)) == 1 + (refusals == 2)
+
+
+class HeldBack(KafkaClient):
+    """While `late`, the network delays Produce requests; `deliver` lets the first of them arrive."""
+
+    late = False
+    node_id: int
+    request: Any = None
+
+    async def send(self, node_id: int, request: Any, timeout_s: float | None = None, **options: Any) -> Any:
+        if not self.late or not isinstance(request, ProduceRequest):
+            return await super().send(node_id, request, timeout_s, **options)
+        if self.request is None:
+            self.node_id, self.request = node_id, request
+        raise BrokerError("timed out", retriable=True)
+
+    @staticmethod
+    def was_sent(request: Any) -> bool:
+        return True
+
+    async def deliver(self) -> int:
+        """Returns the error code of the response."""
+        request, self.request = self.request, None
+        response = await super().send(self.node_id, request, 30.0)
+        code: int = response.responses[0].partition_responses[0].error_code
+        return code
+
+
+@pytest.mark.parametrize(
+    "kafka", ["2.8.2", *(pytest.param(version, marks=pytest.mark.long) for version in ("0.11.0.3", "1.1.1", "4.1.1"))]
+)
+async def test_a_request_that_arrives_after_newer_records_is_refused(
+    kafka: str, cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    """It is older than `timeout_s`, so its record has failed and was sent again."""
+    cluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
+    topic = await asyncio.to_thread(topic_factory, 2, 1, None, cluster)
+    async with HeldBack(cluster.bootstrap) as client, RecordWriter(client, linger_s=0.0, timeout_s=3.0) as writer:
+
+        async def write(value: bytes, partition: int = 0) -> int:
+            return (await within(await writer.append(topic, b"k", value, partition=partition), 60)).offset
+
+        assert await write(b"balance 1") == 0
+        assert await write(b"other 1", 1) == 0
+        for attempt in range(2):
+            client.late = True
+            with pytest.raises(DeliveryFailed) as error:
+                await write(b"balance 2")
+            assert (error.value.retriable, error.value.maybe_written) == (True, True)
+            client.late = False
+            assert await write(b"balance 2") == 1 + 2 * attempt
+            assert await write(b"balance 3") == 2 + 2 * attempt
+            assert await client.deliver() == ErrorCode.INVALID_PRODUCER_EPOCH
+        assert await write(b"balance 4") == 5
+        assert await write(b"other 2", 1) == 1
+    stored = await contents(cluster, topic)
+    balances = [b"balance %d" % n for n in (1, 2, 3, 2, 3, 4)]
+    assert {at: [row[3] for row in rows] for at, rows in stored.items()} == {0: balances, 1: [b"other 1", b"other 2"]}
 
 
 class AnswersAfterTheAppend(KafkaClient):

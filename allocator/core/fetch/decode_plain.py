@@ -283,18 +283,31 @@ class _Walk:
             self.found.segments.append(segment)
 
     def after_bad(self) -> int | None:
-        """Returns the offset after the batch at `pos`, or None if its length is not plausible."""
+        """Returns where reading continues without skipping a record after the batch at `pos`, or None if its length is
+        not plausible."""
         data, pos = self.found.data, self.pos
         here, length = _OFFSET_LENGTH.unpack_from(data, pos)
+        least = max(here, self.floor, self.start)
         following = pos + _LOG_OVERHEAD + max(0, length)
-        if length > 0 and following + _LOG_OVERHEAD <= len(data):
-            there = int(_OFFSET_LENGTH.unpack_from(data, following)[0])
-            return there if there > max(here, self.floor, self.start) else None
-        if length < 14 or len(data) - pos < _LOG_OVERHEAD + length:
+        seen = length > 0 and following + _LOG_OVERHEAD <= len(data)
+        there = _INT64
+        if seen:
+            there = _OFFSET_LENGTH.unpack_from(data, following)[0]
+            if there <= least:
+                return None
+            if following + 17 <= len(data) and data[following + 16] == 2:
+                return int(there)
+        elif here < 0 or length < 14 or len(data) - pos < _LOG_OVERHEAD + length:
             return None
-        # messages of the old formats start with their last offset, batches of v2 with their first
-        there = here + 1 + (_V2.unpack_from(data, pos)[6] if data[pos + 16] == 2 and length >= 49 else 0)
-        return there if here >= 0 and there > max(here, self.floor, self.start) else None
+        # Messages and sets of the old formats start with their last offset, batches of v2 with their first. Two fields
+        # tell how many offsets these have, and the damaged one may say too many
+        after = int(here) + 1
+        if data[pos + 16] == 2 and length >= 49:
+            _, _, _, _, _, _, last_delta, *_, count = _V2.unpack_from(data, pos)
+            after = int(here) + max(1, min(last_delta + 1, count))
+        if least < after <= there:
+            return after
+        return int(least) + 1 if least < there else None
 
 
 def _part(data: bytes, segment: Segment) -> ColumnPart:

@@ -83,6 +83,16 @@ async def process_and_hang(done):
     await process_and(future, done)
 
 
+async def process_and_return(done):
+    async def swallow():
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+
+    await process_and(swallow(), done)
+
+
 async def never_close(done):
     global reading
     reading = consumer()
@@ -159,7 +169,7 @@ async def test_process_in_a_task_commits_when_asyncio_run_ends(service: Service)
     assert await committed(service) == 5
 
 
-@pytest.mark.parametrize("shape", ["process_and_wait", "process_and_swallow", "process_and_hang"])
+@pytest.mark.parametrize("shape", ["process_and_wait", "process_and_swallow", "process_and_hang", "process_and_return"])
 async def test_a_call_of_a_handler_that_asyncio_run_cut_off_is_not_done(service: Service, shape: str) -> None:
     """Whether the call fails, returns, or waits for what never comes now."""
     await service.produce(0, 5)

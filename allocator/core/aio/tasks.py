@@ -69,21 +69,14 @@ class _OwnTask(asyncio.Task[T]):
 
 
 def start_task(
-    coroutine: Coroutine[Any, Any, T],
-    name: str | None = None,
-    *,
-    loop: asyncio.AbstractEventLoop | None = None,
-    outlives: bool = True,
+    coroutine: Coroutine[Any, Any, T], name: str | None = None, *, loop: asyncio.AbstractEventLoop | None = None
 ) -> asyncio.Task[T]:
     """Starts a task, whose first step runs after the current one has ended or waits.
-
-    `outlives`: at the end of the loop, the task ends after those of other code. False for a task that runs code of the
-    user.
 
     Ignores the loop's task factory: `asyncio.eager_task_factory` would run that step before the caller has stored the
     task.
     """
-    return _OwnTask(coroutine, outlives=outlives, loop=loop or asyncio.get_event_loop(), name=name)
+    return _OwnTask(coroutine, outlives=True, loop=loop or asyncio.get_event_loop(), name=name)
 
 
 class _Callback:
@@ -167,7 +160,10 @@ class BackgroundTasks:
         self, coroutine: Coroutine[Any, Any, T], name: str | None = None, *, outlives: bool = True
     ) -> asyncio.Task[T]:
         """Starts a task. During `close` it is cancelled before its first step. Raises RuntimeError after `close`.
-        `outlives`: as for `start_task`."""
+
+        `outlives`: at the end of the loop, the task ends after those of other code. False for a task that runs code of
+        the user.
+        """
         if self._closed:
             coroutine.close()
             raise RuntimeError(f"{type(self).__name__}.start: the task would have no owner")

@@ -47,7 +47,7 @@ class _OwnTask(asyncio.Task[T]):
         if loop.is_running() or self._ends or self.done():
             return super().cancel(msg)
         others = [task for task in asyncio.all_tasks(loop) if not isinstance(task, _OwnTask)]
-        if any(getattr(task, "_fut_waiter", None) is self for task in others):
+        if any(_awaits(task, self) for task in others):
             return super().cancel(msg)
         self._ends = True
         if self._owner is not None:
@@ -66,6 +66,12 @@ class _OwnTask(asyncio.Task[T]):
             others[-1].add_done_callback(partial(self._outlive, others))
         else:
             super().cancel()
+
+
+def _awaits(task: asyncio.Task[Any], other: asyncio.Task[Any]) -> bool:
+    """Returns whether a task awaits another one, directly or with `asyncio.gather`."""
+    waiter = getattr(task, "_fut_waiter", None)
+    return waiter is other or other in getattr(waiter, "_children", ())
 
 
 def start_task(

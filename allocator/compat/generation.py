@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, TypeVar
 
-from allocator.core.aio import start_task
 from allocator.core.offsets import GroupOffsets, Terms
 from allocator.core.subscription import stamped
 from allocator.core.text import table
@@ -33,6 +32,26 @@ class PartitionStart(NamedTuple):
     ListOffsets."""
 
 
+class _Function(asyncio.Task[Result]):
+    """Runs a function of a generation.
+
+    `asyncio.run` ends by cancelling all tasks while the loop does not run. Such a cancellation ends the generation,
+    which cancels each function once. If it has ended before, the functions are cancelled already: a second cancellation
+    would cut off their last commits.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Result], generation: Generation, name: str | None) -> None:
+        super().__init__(coroutine, loop=asyncio.get_running_loop(), name=name)
+        self._generation = generation
+
+    def cancel(self, msg: Any = None) -> bool:
+        if self.get_loop().is_running() or self.done():
+            return super().cancel(msg)
+        active = not self._generation.done
+        self._generation.end("the event loop ends")
+        return active
+
+
 class Generation:
     """The partitions of this member in one generation. `ConsumerGroup.next` creates it.
 
@@ -40,8 +59,9 @@ class Generation:
     other generation. Offsets are committed only under the identity of this generation.
 
     A generation ends as soon as one of its functions returns or raises, the group rebalances, another member may own
-    the partitions, or the group is closed. Then its functions are cancelled. While they end, they may still commit, if
-    the member still owns the partitions. After the last function has returned, every commit is refused.
+    the partitions, the group is closed, or `asyncio.run` ends. Then its functions are cancelled, once. While they end,
+    they may still commit, if the member still owns the partitions. After the last function has returned, every commit
+    is refused.
 
     `id` is the group's number of this generation. It never decreases. Two consecutive generations may have the same
     number in a ZooKeeper group, and in a Kafka group if a follower rejoins although nothing has changed.
@@ -124,7 +144,7 @@ class Generation:
         before = _generation_here.set(self)  # the new task copies the context, and with it this variable
         try:
             name = name or getattr(coroutine, "__qualname__", None)
-            task = start_task(coroutine, name, outlives=False)
+            task = _Function(coroutine, self, name)
         finally:
             _generation_here.reset(before)
         self._functions.add(task)
@@ -159,7 +179,7 @@ class Generation:
     def _cancel(self, task: asyncio.Task[Any], why: GenerationEnded) -> None:
         # cancels in the next iteration of the loop: a task that is cancelled before its first step never runs, so its
         # `finally` blocks would not run either
-        asyncio.get_running_loop().call_soon(task.cancel, why)
+        task.get_loop().call_soon(task.cancel, why)
 
     def _function_ended(self, task: asyncio.Task[Any]) -> None:
         self._functions.discard(task)

@@ -270,10 +270,11 @@ class Processor:
         member.process_with(self, self._handling.commit_interval_s)
         if retries is not None:
             member.choice.also_read(retries.plan.topics)
-            # the tenures that have lasted since an earlier processor let these partitions go
-            for partition, tenure in list(member.state.assignment.items()):
-                if tenure.is_set_aside and partition.topic in retries.plan.topics:
-                    self._consumer.resume(partition)
+        # the tenures that have lasted since an earlier processor let these partitions go
+        chosen = member.choice.subscribed()
+        for partition, tenure in list(member.state.assignment.items()):
+            if tenure.is_set_aside and partition.topic in chosen:
+                self._consumer.resume(partition)
         if not member.started:
             await self._consumer.start()
         if self._work.results.exactly_once:

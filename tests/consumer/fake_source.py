@@ -256,6 +256,9 @@ class FakeSource:
     def also_read(self, topics: Sequence[str]) -> None:
         self.assign_at_start |= {partition for partition in self.cluster.logs if partition.topic in topics}
 
+    def subscribed(self) -> frozenset[str]:
+        return frozenset(partition.topic for partition in self.cluster.logs)
+
     # -- what the processor and the ownership call -----------------------------------------------------------------
 
     def process_with(self, processor: Any, commit_interval_s: float) -> None:

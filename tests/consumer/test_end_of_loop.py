@@ -21,7 +21,7 @@ DRAIN_S = 30.0  # the default of `drain_timeout_s`
 # `read`, `process`, ... run in a task until the five records of the topic are handled; then main ends or gets Ctrl-C
 PROGRAM = """
 import asyncio, sys
-from allocator import Consumer, Producer
+from allocator import Consumer, ConsumerGroup, ConsumerGroupConfig, Producer
 
 shape, end, membership, topic, group, brokers, zookeeper = sys.argv[1:]
 count = 0
@@ -81,6 +81,73 @@ async def process_and_hang(done):
 
     worker = asyncio.create_task(work())
     await process_and(future, done)
+
+
+async def process_and_return(done):
+    async def swallow():
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+
+    await process_and(swallow(), done)
+
+
+async def cleans_up(generation, begun, cleaning):
+    try:
+        begun.set()
+        await asyncio.sleep(600)
+    finally:
+        cleaning.set()
+        await asyncio.sleep(0.2)  # stands for a flush: a second cancellation cuts it
+        await generation.commit({topic: {0: 5}})
+
+
+def consumer_group():
+    return ConsumerGroup(ConsumerGroupConfig(brokers=brokers, group=group, topics=[topic], membership=membership,
+                                             zookeeper=zookeeper if membership == "zookeeper" else None))
+
+
+async def generation_runs(done):
+    async with consumer_group() as joined:
+        generation = await joined.next()
+        generation.start(cleans_up(generation, done, asyncio.Event()))
+        await generation.wait()
+
+
+async def generation_swallows(done):
+    async def works():
+        done.set()
+        await asyncio.gather(asyncio.sleep(600), return_exceptions=True)
+        await generation.commit({topic: {0: 5}})
+
+    async with consumer_group() as joined:
+        generation = await joined.next()
+        generation.start(works())
+        await generation.wait()
+
+
+async def generation_is_awaited(done):
+    async with consumer_group() as joined:
+        generation = await joined.next()
+        generation.start(cleans_up(generation, asyncio.Event(), asyncio.Event()))
+        await generation.start(cleans_up(generation, done, asyncio.Event()))
+
+
+async def generation_ends(done):
+    begun = asyncio.Event()
+    async with consumer_group() as joined:
+        generation = await joined.next()
+        generation.start(cleans_up(generation, begun, done))
+        await begun.wait()
+
+
+async def generation_is_never_closed(done):
+    global joined
+    joined = consumer_group()
+    generation = await joined.next()
+    generation.start(cleans_up(generation, done, asyncio.Event()))
+    await generation.wait()
 
 
 async def never_close(done):
@@ -159,7 +226,7 @@ async def test_process_in_a_task_commits_when_asyncio_run_ends(service: Service)
     assert await committed(service) == 5
 
 
-@pytest.mark.parametrize("shape", ["process_and_wait", "process_and_swallow", "process_and_hang"])
+@pytest.mark.parametrize("shape", ["process_and_wait", "process_and_swallow", "process_and_hang", "process_and_return"])
 async def test_a_call_of_a_handler_that_asyncio_run_cut_off_is_not_done(service: Service, shape: str) -> None:
     """Whether the call fails, returns, or waits for what never comes now."""
     await service.produce(0, 5)
@@ -167,6 +234,24 @@ async def test_a_call_of_a_handler_that_asyncio_run_cut_off_is_not_done(service:
     await asyncio.to_thread(run, service, shape, "returns")
     assert time.monotonic() - begun < DRAIN_S
     assert await committed(service) == 4
+
+
+@pytest.mark.parametrize(
+    "shape", ["generation_runs", "generation_is_awaited", "generation_ends", "generation_is_never_closed"]
+)
+@pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
+async def test_a_function_of_a_generation_cleans_up_and_commits_when_asyncio_run_ends(
+    service: Service, membership: str, shape: str
+) -> None:
+    await asyncio.to_thread(run, service, shape, "returns", membership)
+    assert await committed(service) == 5
+
+
+async def test_a_function_of_a_generation_is_cancelled_if_it_swallows_the_cancellation_of_its_tasks(
+    service: Service,
+) -> None:
+    await asyncio.to_thread(run, service, "generation_swallows", "returns")
+    assert await committed(service) is None
 
 
 async def test_a_producer_in_a_task_writes_its_records_when_asyncio_run_ends(service: Service) -> None:

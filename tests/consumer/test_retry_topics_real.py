@@ -150,6 +150,36 @@ async def test_retry_topics_are_read_again_by_the_next_process(
         await asyncio.wait({work})
 
 
+async def test_retry_topics_of_the_pattern_are_read_by_a_process_without_retry_topics(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str
+) -> None:
+    topic = topic_factory(1)
+    settings = {"brokers": kafka_cluster.bootstrap, "group": group, "membership": "kafka"}
+    options = {**RETRIES, "retry_topics": ["1s"], "create_retry_topics": True, "dead_letter_topic": topic_factory(1)}
+    read: list[str] = []
+
+    async def handle(record: Record) -> None:
+        read.append(record.topic)
+        if options:
+            raise ValueError("bad")
+
+    async with Consumer(pattern=rf"{re.escape(topic)}$|{re.escape(group)}[.].*", **settings) as consumer:
+        kafka_cluster.produce(topic, [b"first"])
+        work = asyncio.ensure_future(consumer.process(handle, **options))
+        await wait_until_async(lambda: len(read) == 2 or work.done(), 60, "the retry")
+        work.cancel()
+        await asyncio.wait({work})
+        assert consumer.paused()
+        options.clear()
+        work = asyncio.ensure_future(consumer.process(handle))
+        kafka_cluster.produce(f"{group}.retry-1s", [b"second"])
+        await wait_until_async(lambda: len(read) == 3 or work.done(), 60, "the record in the retry topic")
+        assert read[2] == f"{group}.retry-1s"
+        assert not consumer.paused()
+        work.cancel()
+        await asyncio.wait({work})
+
+
 def describe(group: str, cluster: LocalCluster) -> Any:
     where = ["--brokers", cluster.bootstrap, "--zookeeper", cluster.zookeeper or ""]
     result = CliRunner().invoke(main, ["group", "describe", group, *where, "--json"])

@@ -191,8 +191,11 @@ def test_when_the_loop_ends_a_task_that_awaits_one_is_cancelled_too() -> None:
     assert all(task.cancelled() for task in ends(for_ever(), others=awaits))
 
 
-def test_between_two_runs_of_the_loop_a_task_that_awaits_one_can_be_cancelled() -> None:
+@pytest.mark.parametrize("gathered", [False, True])
+def test_between_two_runs_of_the_loop_a_task_that_awaits_one_can_be_cancelled(gathered: bool) -> None:
     async def awaits() -> None:
+        if gathered:
+            await asyncio.gather(start_task(for_ever()), start_task(for_ever()))
         await start_task(for_ever())
 
     loop = asyncio.new_event_loop()

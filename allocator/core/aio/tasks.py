@@ -47,7 +47,7 @@ class _OwnTask(asyncio.Task[T]):
         if loop.is_running() or self._ends or self.done():
             return super().cancel(msg)
         others = [task for task in asyncio.all_tasks(loop) if not isinstance(task, _OwnTask)]
-        if any(getattr(task, "_fut_waiter", None) is self for task in others):
+        if any(_awaits(task, self) for task in others):
             return super().cancel(msg)
         self._ends = True
         if self._owner is not None:
@@ -68,22 +68,21 @@ class _OwnTask(asyncio.Task[T]):
             super().cancel()
 
 
+def _awaits(task: asyncio.Task[Any], other: asyncio.Task[Any]) -> bool:
+    """Returns whether a task awaits another one, directly or with `asyncio.gather`."""
+    waiter = getattr(task, "_fut_waiter", None)
+    return waiter is other or other in getattr(waiter, "_children", ())
+
+
 def start_task(
-    coroutine: Coroutine[Any, Any, T],
-    name: str | None = None,
-    *,
-    loop: asyncio.AbstractEventLoop | None = None,
-    outlives: bool = True,
+    coroutine: Coroutine[Any, Any, T], name: str | None = None, *, loop: asyncio.AbstractEventLoop | None = None
 ) -> asyncio.Task[T]:
     """Starts a task, whose first step runs after the current one has ended or waits.
-
-    `outlives`: at the end of the loop, the task ends after those of other code. False for a task that runs code of the
-    user.
 
     Ignores the loop's task factory: `asyncio.eager_task_factory` would run that step before the caller has stored the
     task.
     """
-    return _OwnTask(coroutine, outlives=outlives, loop=loop or asyncio.get_event_loop(), name=name)
+    return _OwnTask(coroutine, outlives=True, loop=loop or asyncio.get_event_loop(), name=name)
 
 
 class _Callback:
@@ -167,7 +166,10 @@ class BackgroundTasks:
         self, coroutine: Coroutine[Any, Any, T], name: str | None = None, *, outlives: bool = True
     ) -> asyncio.Task[T]:
         """Starts a task. During `close` it is cancelled before its first step. Raises RuntimeError after `close`.
-        `outlives`: as for `start_task`."""
+
+        `outlives`: at the end of the loop, the task ends after those of other code. False for a task that runs code of
+        the user.
+        """
         if self._closed:
             coroutine.close()
             raise RuntimeError(f"{type(self).__name__}.start: the task would have no owner")

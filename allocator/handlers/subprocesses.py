@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -23,6 +24,7 @@ from allocator.handlers.policy import ClassName, Reported, class_names
 from allocator.handlers.results import Produce, produced
 
 MAX_PLACES = 50  # of an error in another process
+_ADDRESS = re.compile("0x[0-9a-f]+")  # of an object in a text; that of its copy differs
 MAX_DEPTH = 10  # of groups in groups of errors, as in Python's tracebacks
 Places = list[tuple[str, int, str]]
 """The file, the line and the function of each call."""
@@ -200,13 +202,14 @@ class _Report(NamedTuple):
     def _named(self) -> BaseException:
         """Returns an error of a class that is made for it, below the nearest of its own classes that allows that."""
         module, name = self.class_names[0]
+        text, quoted = self.text, self.quoted  # the class must not keep the whole report
         members = [each.error() for each in self.members]
         for base in filter(None, map(_loaded, self.class_names)):
             content = {
                 "__module__": module,
                 "__qualname__": name,
-                "__str__": lambda _: self.text,
-                "__repr__": lambda _: self.quoted,
+                "__str__": lambda _: text,
+                "__repr__": lambda _: quoted,
                 "__getattribute__": BaseException.__getattribute__,  # the user's could raise while the error is handled
                 "class_names": self.class_names,
             }
@@ -263,7 +266,8 @@ def _unpickled(copy: bytes, names: Sequence[ClassName], text: str) -> BaseExcept
     kind = type(error)
     if not issubclass(kind, BaseException) or class_names(kind) != names:
         return None
-    return error if _read(lambda: text_of(error), None) == text else None
+    found = _read(lambda: text_of(error), None)
+    return error if found is not None and _ADDRESS.sub("", found) == _ADDRESS.sub("", text) else None
 
 
 class _Copied:
@@ -314,9 +318,10 @@ def _traceback_of(places: Places) -> TracebackType | None:
     """Returns a traceback through these places."""
     found: TracebackType | None = None
     for file, line, name in reversed(places):
-        code = (lambda: sys._getframe()).__code__.replace(co_filename=file, co_name=name)
-        # without an instruction, readers take the line from the traceback
-        found = TracebackType(found, FunctionType(code, {"sys": sys})(), -1, line)
+        code = (lambda: (yield)).__code__.replace(co_filename=file, co_name=name)
+        # the frame of a generator that has not begun has no caller, whose locals it would keep alive. Without an
+        # instruction, readers take the line from the traceback
+        found = TracebackType(found, FunctionType(code, {})().gi_frame, -1, line)
     return found
 
 

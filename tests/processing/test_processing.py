@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -647,6 +648,18 @@ def fail_in_a_group(record: Record) -> None:
     raise ExceptionGroup("two failed", [Formatted(17), Unimportable("u")])  # type: ignore[name-defined] # noqa: F821
 
 
+class Order:
+    """Its repr has its address, which is another one in each process."""
+
+
+class OrderFailed(Exception):
+    pass
+
+
+def fail_with_an_order(record: Record) -> None:
+    raise OrderFailed(Order())
+
+
 def fail_unimportably(record: Record) -> None:
     raise Unimportable("u")
 
@@ -731,6 +744,16 @@ async def test_a_letter_and_the_log_have_the_class_and_the_text_of_the_error_wha
         assert f": {quoted}; writing it to the dead-letter topic" in logged.getMessage()
         assert (logged.exc_text or "").endswith(f"{kind}: {text}")
     assert len(errors) == len(expected)
+
+
+async def test_an_error_with_an_address_in_its_text_comes_whole_and_keeps_nothing_alive_but_its_places() -> None:
+    async with running(Cluster(records=1), fail_with_an_order, None, workers="processes", retries=Retries(0)) as it:
+        error = (await it.failed()).__cause__
+    assert type(error) is OrderFailed
+    assert isinstance(error.args[0], Order)
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    assert frame.f_code.co_name == "fail_with_an_order"
+    assert frame.f_back is None
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has groups of errors from 3.11 on")

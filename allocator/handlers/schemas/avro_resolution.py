@@ -331,19 +331,22 @@ def _best(chosen: Any, kind: str, logical: Any) -> Any:
 
 def _by_reader(readers: Readers, value: Any, writer: Mapping[str, Any], reader: Any = None) -> Any:
     """Returns what a value is by the reader's type. It also promotes, because fastavro leaves that to this function."""
-    written = writer.get(_BY_READER)
-    logical = None if written is None else written["logicalType"]
-    reader = _best(reader, writer["type"], logical)
+    written, wanted = writer.get(_BY_READER), None
+    if isinstance(reader, dict):
+        if _BETTER in reader:
+            reader = _best(reader, writer["type"], None if written is None else written["logicalType"])
+        wanted = _logical_name(readers, reader)
     kind = _kind(reader)
     if kind in ("float", "double"):
         return float(value)
-    wanted = _logical_name(readers, reader)
-    if written is not None and (wanted == logical or wanted in _SAME.get(logical, ())):
-        found = _logical_reader(readers, written)(value, written, None)
-        if wanted == logical or wanted not in _INSTANTS:
-            return found
-        zone = None if wanted.startswith("local-") else timezone.utc
-        return found.replace(tzinfo=zone) if isinstance(found, datetime) else datetime.combine(found, time(0), zone)
+    if written is not None and wanted is not None:
+        logical = written["logicalType"]
+        if wanted == logical or wanted in _SAME.get(logical, ()):
+            found = _logical_reader(readers, written)(value, written, None)
+            if wanted == logical or wanted not in _INSTANTS:
+                return found
+            zone = None if wanted.startswith("local-") else timezone.utc
+            return found.replace(tzinfo=zone) if isinstance(found, datetime) else datetime.combine(found, time(0), zone)
     if kind == "bytes" and isinstance(value, str):
         value = value.encode()
     elif kind == "string" and isinstance(value, bytes):

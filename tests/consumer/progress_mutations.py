@@ -177,8 +177,8 @@ MUTATIONS = [
     Mutation(
         "nothing is known of a log that was away, or of another cluster's",
         STATE,
-        "if former.proof is not None and are_gone(tp.topic):",
-        "if False:",
+        "for tp in [tp for tp in self._former if are_gone(tp.topic)]:",
+        "for tp in list[TopicPartition]():",
     ),
     Mutation(
         "what was handled belongs to one topic",

@@ -20,7 +20,7 @@ from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_p
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from tests.migrate.cutting import World, command, mirror_checked
-from tests.migrate.mirroring import commit, committed, contents, mirroring
+from tests.migrate.mirroring import bare, commit, committed, contents, mirroring
 
 pytestmark = pytest.mark.deadline(280)
 
@@ -128,6 +128,27 @@ async def test_a_group_may_follow_when_the_producers_have_moved(make_world: Any)
         await world.write(world.new, 6, [1])
         await Cutover(other).run(until="start")
     assert await committed(world.new, late, world.topic) == {0: 10, 1: 10, 2: 10}
+
+
+async def test_a_later_cutover_does_not_move_the_place_where_the_producers_moved(make_world: Any) -> None:
+    """Once, a mirror that started again took their records for mirrored ones, and the mirror back began behind them."""
+    world: World = await make_world("2.8.2")
+    late, offsets = f"{world.group}-late", {TopicPartition(world.topic, n): 10 for n in range(3)}
+    async with mirrored(world) as plan:
+        await Cutover(plan).run()
+        await world.write(world.new, 6, [1])
+    other = late_plan(world, plan, late)
+    async with mirroring(world.mirror()):
+        await world.write(world.old, 3, [2])  # once it is copied, the mirror has taken the partitions over
+        await wait_until_async(partial(copied_up_to, world, 13), 60, "the mirror to copy again")
+        await commit(world.old, late, offsets)
+        await Cutover(other).run()
+    assert [world.topic, 1, 10, 10] in Cutover(other).load()["opened"]["ends"]
+    await world.write(world.new, 5, [1])
+    await world.mirror_back().run(until_caught_up=True)
+    old, new = await contents(world.old, world.topic), await contents(world.new, world.topic)
+    assert len(new[1]) == 21
+    assert bare(old)[1] == bare(new)[1]
 
 
 async def copied_up_to(world: World, offset: int) -> bool:

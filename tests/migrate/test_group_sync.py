@@ -38,6 +38,7 @@ from tests.migrate.mirroring import (
     contents,
     delete_group,
     delete_records,
+    fill,
     mirroring,
     transactions,
 )
@@ -620,12 +621,31 @@ async def test_offsets_of_others_are_named_while_the_group_reads_the_old_cluster
         await commit(pair.old, moving, {at: 20})
         await wait_until_async(lambda: bool(mirror.unsynced), 60, "the group to be named")
         assert re.match(f"it reads {topic}:0 on the old .*do not follow: delete", mirror.unsynced[moving])
-    before, after, text = (await compared(pair, moving))[at]
-    assert (before, after) == (60, 20)
-    assert "others committed 60 there, so no mirror changes it" in text
-    await asyncio.to_thread(delete_group, pair.new.bootstrap, moving)
-    await pair.catch_up()
+        before, after, text = (await compared(pair, moving))[at]
+        assert (before, after) == (60, 20)
+        assert "others committed 60 there, so no mirror changes it" in text
+        await asyncio.to_thread(delete_group, pair.new.bootstrap, moving)
+        await wait_until_async(lambda: not mirror.unsynced, 60, "the group to be synced")
     assert await compared(pair, moving) == {at: (20, 20, "")}
+
+
+async def test_a_group_reads_what_moved_producers_wrote_before_the_mirror_started_again(
+    make_pair: Callable[..., Any], group: str
+) -> None:
+    """Once, the mirror set its offset to the end of the new log, and synced the group to it."""
+    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}-.*")
+    moving = f"{group}-moving"
+    await pair.fill(100)
+    await commit(pair.old, moving, {pair.partition: 100})
+    await pair.catch_up()
+    await fill(pair.new, pair.topic, 50, "moved")
+    for _ in range(2):
+        mirror = await pair.catch_up()
+        assert await committed(pair.new, moving, pair.topic) == {0: 100}
+        assert mirror.duplicated == 0  # no copy is behind these records
+    await pair.fill(10, "late")
+    mirror = await pair.catch_up()
+    assert (mirror.records, mirror.duplicated) == (10, 50)
 
 
 async def test_a_copy_against_the_direction_of_a_mirror_says_what_to_do(

@@ -19,6 +19,10 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+# Seconds that a function has to clean up once the loop ends. Higher: one that hangs holds the process longer, also
+# after a second Ctrl-C; lower: a slow flush is cut off
+CLEAN_UP_S = 60.0
+
 # the generation whose function runs in the current task, or started that task
 _generation_here: ContextVar[Optional[Generation]] = ContextVar("allocator_generation_here")
 
@@ -37,7 +41,7 @@ class _Function(asyncio.Task[Result]):
 
     `asyncio.run` ends by cancelling all tasks while the loop does not run. Such a cancellation ends the generation,
     which cancels each function once. If it has ended before, the functions are cancelled already: a second cancellation
-    would cut off their last commits.
+    would cut off their last commits, so it takes effect only after `CLEAN_UP_S`.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Result], generation: Generation, name: str | None) -> None:
@@ -45,10 +49,14 @@ class _Function(asyncio.Task[Result]):
         self._generation = generation
 
     def cancel(self, msg: Any = None) -> bool:
-        if self.get_loop().is_running() or self.done():
+        loop = self.get_loop()
+        if loop.is_running() or self.done():
             return super().cancel(msg)
         active = not self._generation.done
-        self._generation.end("the event loop ends")
+        if active:
+            self._generation.end("the event loop ends")
+        else:
+            loop.call_later(CLEAN_UP_S, super().cancel, msg)
         return active
 
 
@@ -177,9 +185,13 @@ class Generation:
         await self._offsets.close()
 
     def _cancel(self, task: asyncio.Task[Any], why: GenerationEnded) -> None:
-        # cancels in the next iteration of the loop: a task that is cancelled before its first step never runs, so its
-        # `finally` blocks would not run either
-        task.get_loop().call_soon(task.cancel, why)
+        loop = task.get_loop()
+        if loop.is_running():
+            # in the next iteration of the loop: a task that is cancelled before its first step never runs, so its
+            # `finally` blocks would not run either
+            loop.call_soon(task.cancel, why)
+        else:  # now, because the tasks that the function awaits are cancelled now: later it would reach their clean-up
+            asyncio.Task.cancel(task, why)
 
     def _function_ended(self, task: asyncio.Task[Any]) -> None:
         self._functions.discard(task)

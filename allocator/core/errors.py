@@ -296,7 +296,8 @@ class CorruptRecordError(_AtOffset):
     """A record batch cannot be decoded: wrong checksum, length or format.
 
     `next_offset` is an offset from which no good record is skipped, None if unknown. Seek there to continue. If the
-    bytes of the batch do not tell its end, the error may come again, with a higher `next_offset`.
+    bytes of the batch do not tell its end, the error may come again, with a higher `next_offset`. Damage of both fields
+    that tell the end, or a length that by chance leads to another batch, may skip records.
     """
 
     def __init__(self, topic: str, partition: int, offset: int, why: str, *, next_offset: int | None = None) -> None:

@@ -368,7 +368,7 @@ class BatchSender(Generic[B]):
         added = list(partitions)
         self.drop(added)
         if self.identity is None or self.identity == LOST:
-            self.identity = await self._new_identity()
+            await self._find_identity()
         for partition in added:
             self.queues.setdefault(partition, PartitionQueue(*self._identity_for(partition), merge=merge))
 
@@ -490,6 +490,13 @@ class BatchSender(Generic[B]):
 
     # -- sending --------------------------------------------------------------------------------------------------
 
+    async def _find_identity(self) -> None:
+        """Requests a producer id for all partitions that are added from now on. Raises BrokerError."""
+        found = await self._new_identity()
+        # of several callers, the first sets it: brokers compare the epochs of `drop` only within one id
+        if self.identity is None or self.identity == LOST:
+            self.identity = found
+
     async def _new_identity(self) -> tuple[int, int]:
         """Requests a producer id and its epoch; both are -1 on brokers before 0.11 and with acks 1. Raises
         BrokerError."""
@@ -580,7 +587,7 @@ class BatchSender(Generic[B]):
     async def _identify(self) -> None:
         """Requests a producer id for the partitions of `add_now`."""
         try:
-            self.identity = await self._new_identity()
+            await self._find_identity()
         except BrokerError as error:
             for partition, queue in list(self.queues.items()):
                 if (queue.producer, queue.epoch) == LOST and queue.waiting:

@@ -126,11 +126,11 @@ class CommandTopic:
     ) -> None:
         """Calls `on_commands` with the current commands, and again after each change. Sets `began` after the first
         call."""
-        changed, warned = asyncio.Event(), False
+        changed, warned, known = asyncio.Event(), False, Commands()
 
         def notify(commands: Commands) -> None:
-            nonlocal warned
-            warned = False
+            nonlocal warned, known
+            warned, known = False, commands
             on_commands(commands, self)
             began.set()
 
@@ -141,7 +141,8 @@ class CommandTopic:
                 try:
                     if self._exists(client) and client.broker_version >= OLDEST:
                         await self._follow(client, notify, began)
-                        notify(Commands())  # the topic was deleted
+                    if known != Commands():  # the topic was deleted, perhaps while it could not be read
+                        notify(Commands())
                     began.set()
                     if not await wait_for_event(changed, LOOK_S):
                         await client.refresh(max_age_s=LOOK_S)

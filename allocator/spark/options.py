@@ -353,11 +353,12 @@ def _security(found: Mapping[str, str], names: Mapping[str, str], faults: Faults
     try:
         return check_security(values)
     except ConfigError as error:
-        message = str(error)
-        for key in SECRETS & values.keys():
-            message = message.replace(str(values[key]), MASK)
-        for option, key in SECURITY.items():
-            message = re.sub(rf"\b{key}\b", names.get(option, option), message)
+        shown = {key: names.get(option, option) for option, key in SECURITY.items()}
+        secrets = {str(values[key]): MASK for key in SECRETS & values.keys() if values[key]}
+        # in one pass, because a secret may be part of a name; the longest first, because a name may be part of a secret
+        texts = sorted({**shown, **secrets}, key=len, reverse=True)
+        pattern = "|".join(re.escape(text) if text in secrets else rf"\b{text}\b" for text in texts)
+        message = re.sub(pattern, lambda found: {**shown, **secrets}[found[0]], str(error))
         # an option of Java may set several
         faults.add("security", re.sub(r"([^\s,]+)(?:, \1)+(?=\s)", r"\1", message))
         return {}

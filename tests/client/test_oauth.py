@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import html
 import json
 import logging
 import re
@@ -20,6 +21,7 @@ import pytest
 from allocator.core.client import sasl
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import ConnectionFailed
+from allocator.core.client.masking import quoted
 from allocator.core.client.oauth import ClientCredentials, TokenError, TokenProvider, with_credentials
 from allocator.core.client.sasl import Sasl
 from allocator.core.client.security import check_security
@@ -152,7 +154,7 @@ async def test_a_provider_that_raises_what_ends_programs_is_named_with_it(
 TOKENS = (
     "short",
     "tok-VERYSECRET-oauth",
-    "0123456789abcdef",
+    "0123456789abcdef01234567",
     "eyJh.eyJz.c2ln",
     "ya29.A0ARrdaM-k9Zc81Lb",
     unsecured_token(),
@@ -349,7 +351,7 @@ HEADER = base64.b64encode(f"{quote_plus(CLIENT_ID)}:{quote_plus(CLIENT_SECRET)}"
 
 
 @pytest.mark.parametrize(
-    "quoted",
+    "said",
     [
         f"cannot verify Basic {HEADER}",
         f"cannot verify {HEADER[:-8]}...",
@@ -359,17 +361,40 @@ HEADER = base64.b64encode(f"{quote_plus(CLIENT_ID)}:{quote_plus(CLIENT_SECRET)}"
         json.dumps({"secret": CLIENT_SECRET}),
     ],
 )
-def test_an_endpoint_that_quotes_the_request_does_not_get_the_secret_into_the_error(quoted: str) -> None:
+def test_an_endpoint_that_quotes_the_request_does_not_get_the_secret_into_the_error(said: str) -> None:
     with TokenEndpoint() as endpoint:
-        body = json.dumps({"error": "invalid_client", "error_description": quoted})
+        body = json.dumps({"error": "invalid_client", "error_description": said})
         endpoint.respond = lambda: (401, {}, body)
         with pytest.raises(TokenError, match="it responds 401: invalid_client: ") as caught:
             ClientCredentials(endpoint.url, CLIENT_ID, CLIENT_SECRET, None).token()
-    said = str(caught.value)
-    encoded = re.findall(r"[A-Za-z0-9+/]{8,}", said)
-    said += "".join(base64.b64decode(each[: len(each) // 4 * 4]).decode(errors="replace") for each in encoded)
+    shown = str(caught.value)
+    encoded = re.findall(r"[A-Za-z0-9+/]{8,}", shown)
+    shown += "".join(base64.b64decode(each[: len(each) // 4 * 4]).decode(errors="replace") for each in encoded)
     for form in (CLIENT_SECRET, quote_plus(CLIENT_SECRET)):
-        assert form[:6].lower() not in said.lower()
+        assert form[:6].lower() not in shown.lower()
+
+
+def test_a_secret_is_masked_in_the_json_and_html_of_any_language_and_no_letter_is_spelled() -> None:
+    secret = 'pässwort<"7">&\'x'
+    in_json = json.dumps(secret, ensure_ascii=False)
+    of_go = in_json.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+    for form in (in_json, of_go, html.escape(secret).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")):
+        assert "7" not in quoted(f"cannot use {form}", [secret])
+    assert quoted("Authentication failed", ["e"]) == "Authentication failed"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "name or service not known: keycloak-production-1.svc.cluster.local",
+        "host='vault-prod-eu-west-1.example.com', port=8200",
+        "KeyError('KAFKA_OAUTH2_CLIENT_SECRET')",
+        "arn:aws:iam::123456789012:role/billing-producer-2026",
+        "Trace ID: 7b3e1c2a-5d4f-4a6b-9c8d-0e1f2a3b4c5d",
+    ],
+)
+def test_names_of_hosts_and_variables_are_no_tokens(said: str) -> None:
+    assert quoted(said, (), guess=True) == said
 
 
 @pytest.mark.parametrize("said", ["Cannot POST {}", "no such key: k3y-of-path", "unknown k3y-of-query", "see {}!"])

@@ -127,6 +127,17 @@ async def generation_swallows(done):
         await generation.wait()
 
 
+async def generation_awaits_tasks(done):
+    async def works(generation):
+        worker = asyncio.create_task(cleans_up(generation, done, asyncio.Event()))
+        await asyncio.gather(asyncio.sleep(600), worker, return_exceptions=True)
+
+    async with consumer_group() as joined:
+        generation = await joined.next()
+        generation.start(works)
+        await generation.wait()
+
+
 async def generation_is_awaited(done):
     async with consumer_group() as joined:
         generation = await joined.next()
@@ -237,7 +248,14 @@ async def test_a_call_of_a_handler_that_asyncio_run_cut_off_is_not_done(service:
 
 
 @pytest.mark.parametrize(
-    "shape", ["generation_runs", "generation_is_awaited", "generation_ends", "generation_is_never_closed"]
+    "shape",
+    [
+        "generation_runs",
+        "generation_awaits_tasks",
+        "generation_is_awaited",
+        "generation_ends",
+        "generation_is_never_closed",
+    ],
 )
 @pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
 async def test_a_function_of_a_generation_cleans_up_and_commits_when_asyncio_run_ends(

@@ -235,3 +235,5 @@ async def test_a_member_that_may_not_see_the_command_topic_warns_and_keeps_the_c
                 await wait_until_async(read_both, 30, lambda: f"the records: {seen}")
                 assert 0 not in seen
                 assert not logged("no longer in effect")
+                await asyncio.to_thread(it.cluster.delete_topic, it.secret)
+            await wait_until_async(lambda: logged("no longer in effect"), 30, "the end of the pause of a deleted topic")

@@ -773,9 +773,7 @@ while reader.end_offsets([TopicPartition(topic, 0)])[TopicPartition(topic, 0)] <
 """
 
 
-@pytest.mark.parametrize(
-    "kafka", ["0.11.0.3", NEW, *(pytest.param(version, marks=long) for version in ("1.1.1", "4.1.1"))]
-)
+@pytest.mark.parametrize("kafka", ["0.11.0.3", NEW, pytest.param("1.1.1", marks=long)])
 async def test_batches_whose_responses_are_lost_are_stored_once_and_in_order(
     kafka: str, cluster_factory: Any, topic_factory: TopicFactory
 ) -> None:

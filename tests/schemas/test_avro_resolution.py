@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import re
+import sys
 import uuid
 from typing import Any
 
@@ -426,3 +427,138 @@ async def test_a_fixed_type_keeps_its_values_where_the_reader_has_no_logical_typ
     )
     value = {"a": b"\x01", "b": b"\x02", "c": [b"\x03"]}
     assert await resolved(writer, reader, value) == [{**value, "a": decimal.Decimal(1)}]
+
+
+# type of the writer, type of the reader, written value, result
+OWN_TYPE: dict[str, tuple[Any, Any, Any, Any]] = {
+    "decimal, not text": (["null", PRICE], ["null", "string", PRICE], b"\x01\x00", decimal.Decimal("2.56")),
+    "decimal that is no text": (["null", PRICE], ["null", "string", PRICE], b"\xff\x00", decimal.Decimal("-2.56")),
+    "decimal without a union": (PRICE, ["string", PRICE], b"\x01\x00", decimal.Decimal("2.56")),
+    "date, not long": (["null", DAY], ["null", "long", DAY], 1, datetime.date(1970, 1, 2)),
+    "date, not timestamp": (["null", DAY], ["null", MILLIS, DAY], 1, datetime.date(1970, 1, 2)),
+    "timestamp, not double": (["string", "double", MILLIS], [DAY, "string", "double", MILLIS], EPOCH, EPOCH),
+    "uuid, not bytes": (["null", UUID], ["null", "bytes", UUID], str(uuid.UUID(int=5)), uuid.UUID(int=5)),
+    "long, not double": (["null", "long"], ["null", "double", "long"], 5, 5),
+    "long, not float": ("long", ["float", "double", "long"], 2**53 + 1, 2**53 + 1),
+    "int, not timestamp": (["null", "int"], ["null", MILLIS, "int"], 5, 5),
+    "text, not bytes": (["null", "string"], ["null", "bytes", "string"], "a", "a"),
+    "bytes, not text": (["null", "bytes"], ["string", "bytes", "null"], b"a", b"a"),
+    "long that the reader has as timestamp": (["null", "long"], ["null", "double", MILLIS], 0, EPOCH),
+    "timestamp that the reader has as long": (["null", MILLIS], ["null", "double", "long"], 5, 5),
+    "the first if none is its own": (["null", "int"], ["null", "double", "long"], 5, 5.0),
+    "two of its type": (["null", MILLIS], ["null", "double", "long", MILLIS], 0, EPOCH),
+    "array": (array(PRICE), array(["null", "string", PRICE]), [b"\x01\x00"], [decimal.Decimal("2.56")]),
+    "map": ({"type": "map", "values": "long"}, {"type": "map", "values": ["double", "long"]}, {"a": 5}, {"a": 5}),
+}
+
+
+@ids(OWN_TYPE)
+async def test_in_a_union_of_the_reader_the_type_of_the_writer_is_preferred(case: str) -> None:
+    written, wanted, value, want = OWN_TYPE[case]
+    writer, reader = record("R", a=written), record("R", a=wanted)
+    [found] = await resolved(writer, reader, {"a": value})
+    assert same(found, {"a": want}), found
+    [found] = await resolved(written, wanted, value)
+    assert same(found, want), found
+
+
+def mapped(values: Any) -> dict[str, Any]:
+    return {"type": "map", "values": values}
+
+
+CENTS = fixed(2, "Other", **{**PRICE, "type": "fixed"})
+# type of the writer, type of the reader, written value, result
+PLACES: dict[str, tuple[Any, Any, Any, Any]] = {
+    "array": ([array("long"), mapped(MILLIS)], [array(MILLIS), mapped("long")], [0], [EPOCH]),
+    "map": ([array("long"), mapped(MILLIS)], [array(MILLIS), mapped("long")], {"a": 0}, {"a": 0}),
+    "long beside array": (["long", array(MILLIS)], [MILLIS, array("long")], 0, EPOCH),
+    "array beside long": (["long", array(MILLIS)], [MILLIS, array("long")], [0], [0]),
+    "uuid beside array": ([UUID, array("string")], ["string", array(UUID)], "a", "a"),
+    "array beside uuid": (
+        [UUID, array("string")],
+        ["string", array(UUID)],
+        [str(uuid.UUID(int=5))],
+        [uuid.UUID(int=5)],
+    ),
+    "record beside long": (
+        ["long", record("Sub", at=MILLIS)],
+        [MILLIS, record("Sub", at="long")],
+        {"at": 0},
+        {"at": 0},
+    ),
+}
+
+
+@ids(PLACES)
+async def test_the_reader_decides_on_the_logical_type_of_each_place(case: str) -> None:
+    written, wanted, value, want = PLACES[case]
+    [found] = await resolved(record("R", a=written), record("R", a=wanted), {"a": value})
+    assert same(found, {"a": want}), found
+    [found] = await resolved(written, wanted, value)
+    assert same(found, want), found
+
+
+async def test_the_reader_decides_on_each_fixed_type_of_a_union() -> None:
+    plain = fixed(2, "Other")
+    writer, reader = [fixed(2), CENTS], [fixed(2, **{**PRICE, "type": "fixed"}), plain]
+    decode = avro_schema(record("R", a=writer), {}, "it").decoder(as_reader_schema(record("R", a=reader)))
+    assert decode(b"\0\0\x01") == {"a": decimal.Decimal("0.01")}
+    assert decode(b"\x02\0\x01") == {"a": b"\0\x01"}
+
+
+@pytest.mark.parametrize("name", ["a", "other"])
+@pytest.mark.parametrize(("kind", "data"), [(DAY, b"\x80\xda\xc4\x09"), (UUID, b"\0")], ids=["date", "uuid"])
+def test_a_field_of_another_record_does_not_matter(name: str, kind: Any, data: bytes) -> None:
+    """Both schemas have the logical type, and the value is none of it."""
+    writer = record("R", a=kind, sub=record("Sub", **{name: "long"}))
+    reader = record("R", a=kind, sub=record("Sub", **{name: "long"}), new=("int", 0))
+    decode = avro_schema(writer, {}, "it").decoder(as_reader_schema(reader))
+    with pytest.raises(ValueError, match="not of this schema"):
+        decode(data + b"\0")
+
+
+def test_the_steps_for_a_decoder_grow_with_the_records_alone() -> None:
+    def steps(count: int) -> int:
+        fields = {f"f{number}": record(f"R{number}", v=(["null", "string"], None)) for number in range(count)}
+        schema, reader = avro_schema(record("R", **fields), {}, "it"), record("R", **fields, new=("int", 0))
+        parsed, calls = as_reader_schema(reader), 0
+
+        def counted(_frame: Any, event: str, _arg: Any) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        before = sys.getprofile()
+        sys.setprofile(counted)
+        try:
+            schema.decoder(parsed)
+        finally:
+            sys.setprofile(before)
+        return calls
+
+    assert steps(400) < 2.5 * steps(200)
+
+
+async def test_records_that_contain_each_other_are_resolved() -> None:
+    def schema(at: Any, day: Any) -> Any:
+        return record("A", at=at, b=["null", record("B", day=day, a=["null", "A"])])
+
+    value = {"at": 0, "b": {"day": 1, "a": {"at": 0, "b": None}}}
+    [found] = await resolved(schema(MILLIS, "int"), schema("long", ["long", DAY]), value)
+    assert found == {"at": 0, "b": {"day": datetime.date(1970, 1, 2), "a": {"at": 0, "b": None}}}
+
+
+async def test_a_record_has_the_logical_types_of_each_reader_of_it() -> None:
+    """The reader has two types for one type of the writer."""
+    writer = record("R", a=record("x.Sub", at="long", day=DAY), b="x.Sub")
+    reader = record("R", a=record("x.Sub", at=MILLIS, day="int"), b=record("y.Sub", at="long", day=DAY))
+    value = {"at": 0, "day": 1}
+    assert await resolved(writer, reader, {"a": value, "b": value}) == [
+        {"a": {"at": EPOCH, "day": 1}, "b": {"at": 0, "day": datetime.date(1970, 1, 2)}}
+    ]
+
+
+async def test_a_type_of_the_same_name_and_another_kind_is_refused() -> None:
+    writer, reader = record("R", a=["null", record("Sub", x="int")]), record("R", a=["null", fixed(2, "Sub")])
+    with pytest.raises(ValueError, match="not of this schema"):
+        await resolved(writer, reader, {"a": {"x": 1}})
+    assert await resolved(writer, reader, {"a": None}) == [{"a": None}]

@@ -87,6 +87,13 @@ def test_json_numbers_that_are_not_finite_are_decoded_as_by_from_json(spark: Spa
     assert [str(each) for each in found] == [*map(str, numbers), "None"]
 
 
+def test_json_with_a_very_long_text_beside_the_fields_is_decoded(spark: SparkSession) -> None:
+    """Jackson, which Spark uses, reads no text of more than 20,000,000 characters, but skips it."""
+    value = b'{"id": 1, "other": "' + b"a" * 20_000_001 + b'"}'
+    [row] = decoder(value="json:id int")(frame(spark, [("t", [[Row(None, value)]])])).collect()
+    assert row.value_decoded.id == 1
+
+
 @pytest.mark.parametrize("arrow", ["true", "false"])
 def test_a_value_that_does_not_fit_its_column_is_null_with_the_reason(
     arrow: str, spark: SparkSession, tmp_path: Path

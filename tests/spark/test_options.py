@@ -163,6 +163,23 @@ def test_an_error_of_security_names_the_given_options(
     assert found.endswith(f"security: {name} have no effect with {shown} PLAINTEXT")
 
 
+@pytest.mark.parametrize("password", ["password", "plain", "sasl", "config", "sasl_plain_password-1"])
+def test_a_password_does_not_change_the_names_of_options(password: str) -> None:
+    module = f'x.PlainLoginModule required username="u" password="{password}";'
+    [found] = faults({**VALID, "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": module})
+    names = "kafka.sasl.mechanism, kafka.sasl.jaas.config"
+    assert found.endswith(f"security: {names} have no effect with security.security_protocol PLAINTEXT")
+
+
+@pytest.mark.parametrize("password", ["sasl_mechanism-1", "sasl_mechanism", "PLAIN", "x-sasl_mechanism"])
+def test_a_password_with_the_name_of_a_setting_is_not_shown(password: str) -> None:
+    """The mechanism is the password, as if the user had mixed up the two."""
+    found = faults(
+        {**VALID, **SASL, "security.sasl_mechanism": f" {password}", "security.sasl_plain_password": password}
+    )
+    assert password not in "\n".join(found)
+
+
 def test_no_password_is_ever_shown() -> None:
     options = {**VALID, "security.protocol": "SASL_SLL", "security.sasl_plain_password": "s3cret", "colour": "red"}
     assert "s3cret" not in "\n".join(faults(options))

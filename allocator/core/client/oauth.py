@@ -33,9 +33,8 @@ TURN_S: Final = 60.0  # maximum wait for the call of another client
 MAX_BYTES: Final = 1 << 20  # bytes of one response
 RENEWED_AFTER: Final = 0.8  # share of a token's lifetime; connections authenticate again later, after 0.85 of it
 SOURCE_OF_AWS: Final = "botocore (credentials and region: AWS_* variables, ~/.aws, or the role of the machine)"
-MIN_KEY: Final = (
-    8  # characters of a part of the URL that may be a key. Higher: more keys are shown; lower: more words hidden
-)
+# characters of a part of the URL that may be a key. Higher: more keys are shown; lower: more words are masked
+MIN_KEY: Final = 8
 TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, section 2.1
 
 

@@ -4,7 +4,8 @@ fastavro puts the JSON of a default into a record as it is. In JSON, bytes are t
 lack fields that have defaults themselves. Here such a record gets the value that it would have if the default were
 written in it. fastavro also applies the writer's logical types and ignores those of the reader. Here those of the
 reader apply, to the number, text or bytes. If both have instants, times of day or decimals, the value stays the same.
-What the specification leaves open is as in Apache Avro for Java.
+Of a reader's union, fastavro takes the first type to which the value can be promoted. Here the writer's own type is
+preferred. What the specification leaves open is as in Apache Avro for Java.
 """
 
 from __future__ import annotations
@@ -29,9 +30,23 @@ defaults, in the writer's the function of the logical type that this one replace
 _BY_READER = "allocator-by-reader"
 """Of other types. The same key has the writer's type if that has a logical type itself."""
 
+_BETTER = "allocator-better"
+"""Key in a type of a reader's union. Maps the writer's type and logical type, or `_ANY`, to a better type of the
+union."""
+_ANY = "allocator-any"
+
 _BITS = {"int": 31, "long": 63}
+# type -> those that become another value when they are promoted to it
+_PROMOTED: Mapping[str, tuple[str, ...]] = {
+    "long": ("int",),
+    "float": ("int", "long"),
+    "double": ("int", "long"),
+    "bytes": ("string",),
+    "string": ("bytes",),
+}
 _WITH_LOGICAL = ("int", "long", "string", "bytes", "fixed")
 _RECORDS = ("record", "error")
+_NAMED = (*_RECORDS, "fixed")
 
 _TIMES = ("time-millis", "time-micros")
 _INSTANTS = ("timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros")
@@ -201,70 +216,142 @@ def _copy(value: Any) -> Any:
 
 
 def _mark_logical_types(writer: Any, reader: Any, readers: Readers) -> None:
-    """Marks the types of each field whose logical types in the writer are not those in the reader."""
-    # not all fields, because fastavro is faster than `_by_reader`
-    wanted: dict[str, list[set[Any]]] = {}
-    for field in _fields(reader):
-        for name in _names(field):
-            wanted.setdefault(name, []).append(_logical_types(field["type"], reader["__named_schemas"], readers))
-    named = writer["__named_schemas"]
-    found = [(field, _logical_types(field["type"], named, readers)) for field in _fields(writer)]
-    for field, types in found:
-        if any(types != each and any(logical for _, logical in types | each) for each in wanted.get(field["name"], ())):
-            field["type"] = _marked(field["type"], named, readers)
+    """Marks the types of the writer whose values in fastavro are not those of the reader's types."""
+    # not all types, because fastavro is faster than `_by_reader`
+    for record in _records(reader)[1:]:
+        for field in record["fields"]:
+            field["type"] = _with_better(field["type"], readers)
+    _Marking(writer, reader, readers).run()
 
 
-def _logical_types(schema: Any, named: Mapping[str, Any], readers: Readers) -> set[Any]:
-    """Returns the types of a field that can have logical types, with these. Excludes those within its records."""
-    if isinstance(schema, list):
-        return {found for each in schema for found in _logical_types(each, named, readers)}
-    if isinstance(schema, str):
-        schema = named.get(schema, {"type": schema})
-    if schema["type"] in ("array", "map"):
-        return _logical_types(schema.get("items", schema.get("values")), named, readers)
-    if schema["type"] not in _WITH_LOGICAL:
-        return set()
-    if _logical_reader(readers, schema) is None:
-        return {(schema["type"], "")}
-    return {(schema["type"], f"{schema['logicalType']} {schema.get('precision')} {schema.get('scale', 0)}")}
-
-
-def _marked(schema: Any, named: Mapping[str, Any], readers: Readers) -> Any:
-    if isinstance(schema, list):
-        return [_marked(each, named, readers) for each in schema]
-    if isinstance(schema, str):
-        if schema in named:
-            _marked(named[schema], named, readers)
-        return {"type": schema, "logicalType": _BY_READER} if schema in _WITH_LOGICAL else schema
-    if schema["type"] in ("array", "map"):
+def _with_better(schema: Any, readers: Readers) -> Any:
+    """Returns a type of the reader in which each type of a union has `_BETTER`, if that is not empty."""
+    if isinstance(schema, dict) and schema["type"] in ("array", "map"):
         items = "items" if schema["type"] == "array" else "values"
-        schema[items] = _marked(schema[items], named, readers)
-    elif schema["type"] in _WITH_LOGICAL and schema.get("logicalType") != _BY_READER:
-        if _logical_reader(readers, schema) is not None:
-            schema[_BY_READER] = dict(schema)
-        schema["logicalType"] = _BY_READER
-    return schema
+        schema[items] = _with_better(schema[items], readers)
+    if not isinstance(schema, list):
+        return schema
+    found: list[Any] = []
+    later: dict[tuple[str, Any], Any] = {}  # (type, its logical type or `_ANY`) -> the first such type
+    for each in reversed(schema):  # fastavro takes the first that fits, so only a later one can be better
+        each = _with_better(each, readers)
+        kind = _kind(each)
+        if kind in _BITS or kind in _PROMOTED:
+            own = kind, _logical_name(readers, each)
+            better = {
+                key: value
+                for key, value in later.items()
+                if key[0] in _PROMOTED.get(kind, ()) or (key[0] == kind and key[1] is not _ANY and key != own)
+            }
+            if better:
+                each = {**(each if isinstance(each, dict) else {"type": kind}), _BETTER: better}
+            later[own] = later[kind, _ANY] = each
+        found.append(each)
+    return found[::-1]
+
+
+class _Marking:
+    """Marks types of the writer. It walks the types of writer and reader in pairs, as fastavro does for a record."""
+
+    def __init__(self, writer: Any, reader: Any, readers: Readers) -> None:
+        self._written, self._wanted = writer["__named_schemas"], reader["__named_schemas"]
+        self._readers = readers
+        self._pairs = [(writer, reader)]  # records that are left
+        self._seen: set[tuple[str, str]] = set()
+        self._by_name: dict[int, dict[str, list[Any]]] = {}
+        """id of a union of the reader -> name or alias, without namespace -> types in the union."""
+
+    def run(self) -> None:
+        while self._pairs:
+            written, wanted = self._pairs.pop()
+            fields = {alias: field for field in wanted["fields"] for alias in field.get("aliases", ())}
+            fields.update((field["name"], field) for field in wanted["fields"])
+            for field in written["fields"]:
+                if field["name"] in fields:
+                    field["type"] = self._marked(field["type"], fields[field["name"]]["type"])
+
+    def _marked(self, schema: Any, wanted: Any) -> Any:
+        """Returns a type of the writer, marked if its values in fastavro are not those of `wanted`."""
+        if isinstance(schema, list):
+            return [self._marked(each, wanted) for each in schema]
+        written = _definition(self._written, schema)
+        kind = written["type"]
+        for each in self._chosen(written, wanted):
+            if kind in _RECORDS:
+                pair = written["name"], each["name"]
+                if pair not in self._seen:
+                    self._seen.add(pair)
+                    self._pairs.append((written, each))
+            elif kind in ("array", "map"):
+                items = "items" if kind == "array" else "values"
+                written[items] = self._marked(written[items], each[items])
+            elif written.get("logicalType") != _BY_READER and self._differs(written, each):
+                if _logical_name(self._readers, written) is not None:
+                    written[_BY_READER] = dict(written)
+                written["logicalType"] = _BY_READER
+        return written if schema in _WITH_LOGICAL and "logicalType" in written else schema
+
+    def _chosen(self, written: Mapping[str, Any], wanted: Any) -> list[Any]:
+        """Returns the types of the reader that fastavro may choose for a type of the writer."""
+        kind = written["type"]
+        if not isinstance(wanted, list):
+            found = [_definition(self._wanted, wanted)]
+        elif kind in _NAMED:
+            found = self._of_name(wanted).get(_short(written["name"]), [])
+        else:
+            found = [_definition(self._wanted, each) for each in wanted]
+        same = _RECORDS if kind in _RECORDS else (kind,)
+        found = [each for each in found if each["type"] in same or kind in _PROMOTED.get(each["type"], ())]
+        return found[:1] if kind in _BITS or kind in _PROMOTED else found
+
+    def _of_name(self, union: list[Any]) -> dict[str, list[Any]]:
+        found = self._by_name.get(id(union))
+        if found is None:
+            found = self._by_name[id(union)] = {}
+            for each in (_definition(self._wanted, each) for each in union):
+                if each["type"] in _NAMED:
+                    for name in set(map(_short, (each["name"], *each.get("aliases", ())))):
+                        found.setdefault(name, []).append(each)
+        return found
+
+    def _differs(self, written: Mapping[str, Any], chosen: Any) -> bool:
+        """Returns whether fastavro itself returns another value than `_by_reader`. `chosen` is the reader's type."""
+        logical = _logical_name(self._readers, written)
+        best = _best(chosen, written["type"], logical)
+        if logical is None and _kind(best) != _kind(chosen):
+            return True  # fastavro promotes to the type that it has chosen
+        return bool(logical != _logical_name(self._readers, best))
+
+
+def _best(chosen: Any, kind: str, logical: Any) -> Any:
+    """Returns the reader's type for a type and logical type of the writer. `chosen` is the one that fastavro chose."""
+    better = chosen.get(_BETTER) if isinstance(chosen, dict) else None
+    return chosen if better is None else better.get((kind, logical)) or better.get((kind, _ANY), chosen)
 
 
 def _by_reader(readers: Readers, value: Any, writer: Mapping[str, Any], reader: Any = None) -> Any:
     """Returns what a value is by the reader's type. It also promotes, because fastavro leaves that to this function."""
+    written, wanted = writer.get(_BY_READER), None
+    if isinstance(reader, dict):
+        if _BETTER in reader:
+            reader = _best(reader, writer["type"], None if written is None else written["logicalType"])
+        wanted = _logical_name(readers, reader)
     kind = _kind(reader)
     if kind in ("float", "double"):
         return float(value)
+    if written is not None and wanted is not None:
+        logical = written["logicalType"]
+        if wanted == logical or wanted in _SAME.get(logical, ()):
+            found = _logical_reader(readers, written)(value, written, None)
+            if wanted == logical or wanted not in _INSTANTS:
+                return found
+            zone = None if wanted.startswith("local-") else timezone.utc
+            return found.replace(tzinfo=zone) if isinstance(found, datetime) else datetime.combine(found, time(0), zone)
     if kind == "bytes" and isinstance(value, str):
         value = value.encode()
     elif kind == "string" and isinstance(value, bytes):
         value = value.decode()
-    if not isinstance(reader, dict) or _logical_reader(readers, reader) is None:
-        return value
-    written, wanted = writer.get(_BY_READER), reader["logicalType"]
-    if written is None or wanted not in _SAME.get(written["logicalType"], ()):
-        return _logical_value(readers, reader, value)
-    found = _logical_reader(readers, written)(value, written, None)
-    if wanted not in _INSTANTS:
-        return found
-    zone = None if wanted.startswith("local-") else timezone.utc
-    return found.replace(tzinfo=zone) if isinstance(found, datetime) else datetime.combine(found, time(0), zone)
+    return value if wanted is None else _logical_value(readers, reader, value)
 
 
 def _logical_value(readers: Readers, schema: Any, value: Any) -> Any:
@@ -276,6 +363,11 @@ def _logical_value(readers: Readers, schema: Any, value: Any) -> Any:
         return read(value, schema, None)
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return value
+
+
+def _logical_name(readers: Readers, schema: Any) -> Any:
+    """Returns the logical type of a type; None if it has none that applies."""
+    return schema["logicalType"] if isinstance(schema, dict) and _logical_reader(readers, schema) is not None else None
 
 
 def _logical_reader(readers: Readers, schema: Mapping[str, Any]) -> Any:
@@ -293,13 +385,18 @@ def _records(schema: Any) -> list[Any]:
     return [schema, *(each for each in schema["__named_schemas"].values() if each["type"] in _RECORDS)]
 
 
-def _fields(schema: Any) -> list[Any]:
-    """Returns the fields of all records."""
-    return [field for record in _records(schema)[1:] for field in record["fields"]]
-
-
 def _names(field: Mapping[str, Any]) -> set[str]:
     return {field["name"], *field.get("aliases", ())}
+
+
+def _definition(named: Mapping[str, Any], schema: Any) -> Any:
+    """Returns the definition of a type of a parsed schema other than a union."""
+    return schema if isinstance(schema, dict) else named.get(schema) or {"type": schema}
+
+
+def _short(name: str) -> str:
+    """Returns a name without its namespace, which fastavro ignores in the names of types."""
+    return name.rpartition(".")[2]
 
 
 def _kind(schema: Any) -> Any:

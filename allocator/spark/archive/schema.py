@@ -138,7 +138,7 @@ def _maker(column: str, spec: str) -> Callable[[], Columns]:
         _check_ddl(column, schema)
 
         def parsed() -> Columns:
-            from pyspark.sql.types import StructType
+            from pyspark.sql.types import ArrayType, StructType
 
             _check_ddl(column, schema)
             F, name = _functions(), "allocator_does_not_fit"
@@ -147,9 +147,11 @@ def _maker(column: str, spec: str) -> Callable[[], Columns]:
             wanted = StructType.fromDDL(schema).add(name, "string")
             text = F.col(column).cast("string")
             found = F.from_json(text, wanted, {"columnNameOfCorruptRecord": name})
-            # Spark ignores what follows the value. `json_array_length` refuses NaN, which `from_json` accepts
-            both = F.from_json(F.concat(F.lit("["), text, F.lit(f', "{name}"]')), "array<string>")
-            alone = (F.size(both) == 2) & (both[1] == name)
+            # Spark ignores what follows the value. `json_array_length` refuses NaN, which `from_json` accepts; items of
+            # the type string would be limited to 20,000,000 characters
+            items = StructType().add(name, "boolean")
+            both = F.from_json(F.concat(F.lit("["), text, F.lit(f', {{"{name}": true}}]')), ArrayType(items))
+            alone = (F.size(both) == 2) & both[1][name]
             return {f"{column}_decoded": F.when(found[name].isNull() & alone, found.dropFields(name))}
 
         return parsed

@@ -551,7 +551,9 @@ class Copying(RebalanceListener):
             if each.stop is not None:
                 self._stop(partition.topic, each.stop)
         copies = {
-            each: PartitionCopy(one.position, one.end, ids[each.topic], target_ids[each.topic], ages[each.topic])
+            each: PartitionCopy(
+                one.position, one.end, ids[each.topic], target_ids[each.topic], ages[each.topic], counted=one.counted
+            )
             for each, one in taken.items()
             if one.stop is None
         }
@@ -564,7 +566,7 @@ class Copying(RebalanceListener):
                     "producer wrote them, a mirror wrote them twice, or the old cluster has deleted the originals",
                     *partition,
                     taken[partition].unexpected,
-                    taken[partition].end,
+                    taken[partition].counted,
                 )
         moved = {each: copy.commit for each, copy in copies.items() if taken[each].seek}
         if moved:

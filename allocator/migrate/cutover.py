@@ -100,26 +100,51 @@ class CutoverClusters(NamedTuple):
         ends, mirrored = await ends_of(self.old, self.partitions(self.old)), await self.mirrored()
         return sum(max(0, end.end - mirrored.get(each, 0)) for each, end in ends.items())
 
-    async def others(self) -> dict[str, int]:
+    async def others(self) -> tuple[Counter[str], Counter[str]]:
         """Returns the topics with records on the new cluster that the mirror did not write, or wrote twice -> at least
-        how many there are."""
+        how many there are: those before a copy, which groups may skip, and those behind all copies."""
         partitions = self.partitions(self.old)
         committed = await GroupOffsets(self.old, self.plan.mirror).fetch(partitions)
         await self.map.refresh()  # after the commits: the mirror writes the map first
         new = await ends_of(self.new, partitions)
         old = await ends_of(self.old, partitions)  # after the new ones, which may grow up to here
-        found: Counter[str] = Counter()
+        between: Counter[str] = Counter()
+        behind: Counter[str] = Counter()
         for each in partitions:
-            kept, begin, ends = Target.of(committed.get(each)), 0, []
-            if kept is not None and each in new:
-                ends = [(committed[each].offset, kept.offset), (old[each].end, new[each].end)]
-            switch = self.map.switch(each)
-            if switch is not None:
-                begin = switch.source  # in a mirror back, runs before it are of the other direction
-                if ends[:1] == [(switch.source, switch.target)]:
-                    continue  # producers have moved, and nothing was copied behind their records
-            found[each.topic] += self.map.positions(each).others(begin, ends)
-        return {topic: count for topic, count in found.items() if count}
+            kept, switch, known = Target.of(committed.get(each)), self.map.switch(each), self.map.positions(each)
+            mirrored = [] if kept is None else [(committed[each].offset, kept.offset)]
+            # in a mirror back, runs before the switch are of the other direction
+            begin = 0 if switch is None else switch.source
+            if mirrored and mirrored[0][0] <= begin and switch is not None:
+                continue  # producers have moved, and nothing was copied behind their records
+            count = known.others(begin, mirrored)
+            between[each.topic] += count
+            if mirrored and each in new:
+                behind[each.topic] += known.others(begin, [*mirrored, (old[each].end, new[each].end)]) - count
+        return +between, +behind
+
+    async def refuse_others(self, advice: str = "") -> None:
+        """Raises CutoverFailed if the groups may skip records of others on the new cluster."""
+        faults = self.faults_of((await self.others())[0])
+        if faults:
+            raise CutoverFailed("; ".join(faults) + advice)
+
+    def faults_of(self, others: Mapping[str, int]) -> list[str]:
+        """Returns the faults of the topics with records that the groups may skip."""
+        moved = {each.topic for each in self.partitions(self.old) if self.map.switch(each) is not None}
+        return [
+            f"topic {topic!r} of the new cluster has at least {count} records that the mirror did not write, or wrote "
+            "twice, before copies of the mirror: the groups would never read those before their new offsets, or read "
+            + (
+                "some again. Its producers had moved when the mirror copied more of the old topic. Do not delete it: "
+                "only the new cluster has their records"
+                if topic in moved
+                else "some again. Stop the producers that write there, and write their records to the old cluster. "
+                "Then, while no group reads the topic on the new cluster, stop the mirror, delete the topic there, and "
+                f"start the mirror with --restart {topic}"
+            )
+            for topic, count in others.items()
+        ]
 
     async def switch(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int]]:
         """Writes into the map where the producers move, so that a mirror back can begin there.
@@ -191,17 +216,6 @@ async def until_empty(poll: Callable[[], Awaitable[T]], timeout_s: float, on_res
             if not found or time.monotonic() > deadline:
                 return found
         await asyncio.sleep(POLL_S)
-
-
-def _faults_of_others(found: Mapping[str, int]) -> list[str]:
-    """Returns the faults of the topics in `found`, see `CutoverClusters.others`."""
-    return [
-        f"topic {topic!r} of the new cluster has at least {count} records that the mirror did not write, or wrote "
-        "twice: the groups would never read those before their new offsets, or read some again. Stop the producers "
-        "that write there, and write their records to the old cluster. Then, while no group reads the topic on the new "
-        f"cluster, stop the mirror, delete the topic there, and start the mirror with --restart {topic}"
-        for topic, count in found.items()
-    ]
 
 
 Audit = Callable[[str, "list[tuple[str, dict[str, str]]]"], "tuple[str, int]"]
@@ -393,7 +407,8 @@ class Cutover:
         behind = [each for each in on.partitions(on.old) if each not in mirrored]
         if behind:
             faults.append(f"the mirror {self.plan.mirror!r} has not begun with {partition_names(behind)}")
-        faults += _faults_of_others(await on.others())
+        between, after = await on.others()
+        faults += on.faults_of(between)
         members: dict[str, int] = {}
         topics: dict[str, list[str]] = {}
         # members that do not follow are stopped before the freeze; that they exist and what they read stays known
@@ -433,6 +448,8 @@ class Cutover:
             "had_members": sorted({*earlier.get("had_members", ()), *filter(members.get, members)}),
             "read": topics,
         }
+        if after:
+            found["records of others"] = f"{dict(after)} (the groups read these if the mirror copies none behind them)"
         if on.old.broker_version < (0, 11):
             found["fail-back"] = "impossible, it needs 0.11 or newer"
         return found
@@ -452,9 +469,7 @@ class Cutover:
         self._state.begin()
         began = time.monotonic()
         await self._refuse_others(on)  # a freeze that failed may be repeated days later
-        written = _faults_of_others(await on.others())
-        if written:
-            raise CutoverFailed(f"{'; '.join(written)}. Roll back first (--rollback)")
+        await on.refuse_others(". Roll back first (--rollback)")
         await self._let_leave(on)
         await self._refuse_others(on)
         for group in self.plan.groups:
@@ -536,6 +551,8 @@ class Cutover:
                 old, new, file, by="map", topics=self.plan.topics, mirror=self.plan.mirror, backward=True
             )
             moved[group] = len(done.rows)
+        # records of others that were behind all copies until now
+        await on.refuse_others(". Roll back (--rollback)")
         return {"offsets": moved}
 
     async def _start(self, on: CutoverClusters) -> dict[str, Any]:
@@ -607,8 +624,8 @@ class Cutover:
                 await self._all_have_left(on)
                 raise CutoverFailed(f"group {group!r} does not work on the new cluster: {'; '.join(left[:5])}")
         await self._all_have_left(on)
-        others = await on.others()  # the groups read these, but they do not come along in a rollback
-        return {"lag": await on.mirror_lag(), **({"records of others": others} if others else {})}
+        others = sum(await on.others(), Counter())  # the groups read these, but a rollback does not bring them along
+        return {"lag": await on.mirror_lag(), **({"records of others": dict(others)} if others else {})}
 
     async def _producers(self, on: CutoverClusters) -> dict[str, Any]:
         if "opened" not in self._state.steps:  # not repeated after a kill: producers may write there already

@@ -19,7 +19,7 @@ from allocator.errors import AllocatorError, BrokerError, CommitFailed, ConfigEr
 from allocator.migrate.positions import SYNCED, PartitionCopy, Target, is_synced
 from allocator.migrate.report import MirrorReport
 from allocator.migrate.takeover import MirrorClusters
-from allocator.operate import kafka_group, list_kafka_groups, live_members, subscribed
+from allocator.operate import list_kafka_groups, live_members
 from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -77,6 +77,8 @@ class GroupSync:
         self._stores: dict[str, tuple[GroupOffsets, GroupOffsets]] = {}  # on the old and on the new cluster
         self._failed: dict[str, str] = {}  # groups that failed in the last round -> why
         self._renew_at: dict[str, float] = {}
+        self._left: dict[str, dict[TopicPartition, int]] = {}
+        """Groups -> their old offsets when this process first saw that the new cluster has offsets of others."""
         self._unknown: set[tuple[str, TopicPartition]] = set()  # groups and partitions that were logged
 
     async def run(self) -> None:
@@ -123,7 +125,7 @@ class GroupSync:
                 GroupOffsets(clusters.new, group, timeout_s=SYNC_S),  # an open transaction holds up the other groups
             )
         old, new = self._stores[group]
-        targets, untranslated = await self._targets(group, old)
+        committed, targets, untranslated = await self._targets(group, old)
         if not targets and not untranslated:
             return
         now = boot_clock()
@@ -133,7 +135,7 @@ class GroupSync:
             await self._write(group, new, targets, is_due, boot_clock() - now)
         if is_due:
             self._renew_at[group] = now + IdleOffsets.period_s(await new.retention_s())
-        await self._refuse_left(group, targets, there)
+        await self._refuse_left(group, committed, targets, there)
         kept = sorted(each for each in untranslated if each in there and is_synced(there[each]))
         if kept:
             raise CommitFailed(
@@ -162,13 +164,15 @@ class GroupSync:
                 if not error.retriable or not tries_left:
                     raise
 
-    async def _targets(self, group: str, old: GroupOffsets) -> tuple[dict[TopicPartition, int], set[TopicPartition]]:
-        """Returns the translated offsets of the group, and its other partitions: those whose offset the map cannot
+    async def _targets(
+        self, group: str, old: GroupOffsets
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int], set[TopicPartition]]:
+        """Returns the group's offsets, the translated ones, and its other partitions: those whose offset the map cannot
         translate and, unless it has no offset at all, those without one."""
         copies = {each: copy for each, copy in self._copies.items() if each.topic not in self._report.stops}
         committed = await old.fetch(copies)
         if any(Target.of(offset) for offset in committed.values()):
-            return {}, set()  # the group of a mirror, whose offsets say what it has copied
+            return {}, {}, set()  # the group of a mirror, whose offsets say what it has copied
         former, targets = old.of_former_topics(committed), {}
         # its other partitions may be those of another process
         has_offsets = bool(committed) or bool(await old.fetch(None))
@@ -188,7 +192,7 @@ class GroupSync:
                     )
                 continue
             targets[each] = copy.end if offset.offset >= copy.acked else min(target, copy.end)
-        return targets, untranslated
+        return {each: offset.offset for each, offset in committed.items()}, targets, untranslated
 
     async def _has_members(self, group: str) -> bool:
         return bool(await live_members(self._clusters.new, self._ensembles(), group, self._clusters.root))
@@ -215,22 +219,26 @@ class GroupSync:
             )
 
     async def _refuse_left(
-        self, group: str, targets: Mapping[TopicPartition, int], there: Mapping[TopicPartition, OffsetAndMetadata]
+        self,
+        group: str,
+        committed: Mapping[TopicPartition, int],
+        targets: Mapping[TopicPartition, int],
+        there: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> None:
-        """Raises CommitFailed if the group still reads partitions on the old cluster, and has offsets on the new one
-        which others committed, so that the mirror leaves them as they are."""
+        """Raises CommitFailed if the group goes on or back on the old cluster, while it has offsets on the new one
+        which others committed, so that the mirror leaves them as they are. A member that only subscribes there may have
+        died."""
+        before = self._left.get(group, {})
         others = {
-            each
+            each: before.get(each, committed[each])
             for each, at in targets.items()
             if each in there and not is_synced(there[each]) and there[each].offset != at
         }
-        if not others:
-            return
-        old = self._clusters.old
-        left = sorted(others & subscribed(await kafka_group(old, group), old))
-        if left and not await self._has_members(group):  # with members there, it is moving
+        self._left[group] = others
+        reads = sorted(each for each, at in others.items() if at != committed[each])
+        if reads and not await self._has_members(group):  # with members there, it is moving
             raise CommitFailed(
-                f"it reads {partition_names(left)} on the old cluster, and a consumer or an operator has committed "
+                f"it reads {partition_names(reads)} on the old cluster, and a consumer or an operator has committed "
                 "others on the new one, which do not follow: delete these there (the mirror then writes its own)"
             )
 

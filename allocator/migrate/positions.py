@@ -62,7 +62,7 @@ class PartitionCopy:
     acked: int
     """Old offset after the last acknowledged record."""
     end: int
-    """New offset that belongs to `acked`: the end of the new log, if no other producer writes."""
+    """New offset after the last copy. Others may have written behind it, so it may be below the end of the new log."""
     source_id: Optional[str] = None
     """Id of the old topic when the partition was taken over, from `TopicIds`; None if unknown."""
     target_id: Optional[str] = None
@@ -71,6 +71,8 @@ class PartitionCopy:
     """Age at which the new cluster deletes records that the old cluster keeps; None if it deletes none."""
     newest_ms: int = -1
     """Timestamp of the acknowledged record with the largest one in its batch; -1 if there is none."""
+    counted: int = 0
+    """New offset up to which records of others are counted. Those behind `end` count once a copy follows them."""
 
     @property
     def target(self) -> Target:
@@ -85,8 +87,9 @@ class PartitionCopy:
         )
 
     def note(self, encoded: Encoded, target: int) -> int:
-        """Counts an acknowledged batch. Returns the number of unexpected records before it."""
-        others = target - self.end
+        """Counts an acknowledged batch. Returns the number of unexpected records before it; negative if the new log has
+        lost copies."""
+        others = max(target - max(self.end, self.counted), min(0, target - self.end))
         self.end = target + encoded.records
         self.acked = encoded.next
         self.newest_ms = encoded.max_time

@@ -35,8 +35,10 @@ class Tail:
     """
 
     def __init__(self, start: int, end: int, records: deque[tuple[int, bytes]]) -> None:
-        self._start = self._next_target = start
+        self._start = start
         self._end = end
+        self.next_target = start
+        """New offset after the last record that is known to be a copy."""
         self._records = records
         self.runs: list[Run] = []
         """Offsets of the matched records."""
@@ -51,11 +53,6 @@ class Tail:
         self._read = 0
         self._missing = 0  # old records since the last match without a new record
         self._ahead = (0, 0)  # offsets and records of the new log before the first match
-
-    @property
-    def left(self) -> int:
-        """Number of unmatched records."""
-        return len(self._records)
 
     def match(self, batch: Batch) -> None:
         """Matches the old records of `batch`.
@@ -72,10 +69,10 @@ class Tail:
         passed = next((n for n, (_, content) in enumerate(self._records) if content == wanted), None)
         if passed is None:
             self._missing += 1
-            self.over = self._missing > self._end - self._next_target - len(self._records)
+            self.over = self._missing > self._end - self.next_target - len(self._records)
             return
         target = self._records[passed][0]
-        empty = target - self._next_target - passed  # offsets without a record: the new cluster deleted these
+        empty = target - self.next_target - passed  # offsets without a record: the new cluster deleted these
         if self._missing > empty:
             self.over = True
             return
@@ -86,7 +83,7 @@ class Tail:
         self.runs.append(Run(source, target))
         self.present += self._missing + 1
         self.unexpected += passed
-        self.next_source, self._next_target, self._missing = source + 1, target + 1, 0
+        self.next_source, self.next_target, self._missing = source + 1, target + 1, 0
         self.over = not self._records
 
     def finish(self, deleted: int) -> int:
@@ -102,6 +99,7 @@ class Tail:
         if offsets > deleted:
             return 0
         self.unexpected -= records
+        self.next_target = max(self.next_target, self._start + offsets)
         return offsets
 
 

@@ -103,15 +103,18 @@ class Replaced(NamedTuple):
 
 
 class TakenOver(NamedTuple):
-    """The old offset at which a partition continues, and the end of the new log, where its record belongs.
+    """The old offset at which a partition continues, and the new offset after the last copy: what others wrote behind
+    it is not mirrored.
 
     `present` counts uncommitted records of a crashed process before `position`, and `unexpected` other new records
-    after the committed target. `seek`: the committed offset differs, or belongs to another topic. `lost` are old
-    offsets that were deleted before they were mirrored. `stop` is the reason why the partition is not mirrored.
+    after the committed target and before `counted`. `seek`: the committed offset differs, or belongs to another topic.
+    `lost` are old offsets that were deleted before they were mirrored. `stop` is the reason why the partition is not
+    mirrored.
     """
 
     position: int
     end: int
+    counted: int
     present: int = 0
     unexpected: int = 0
     seek: bool = False
@@ -161,19 +164,19 @@ async def take_over(
         change, choice = replaced.get(partition), settings.recreated.get(partition.topic)
         there = targets[partition]
         if partition in barred:
-            found[partition] = TakenOver(source.start, there, stop=barred[partition])
+            found[partition] = TakenOver(source.start, there, there, stop=barred[partition])
             continue
         if change is not None and choice is None:
-            found[partition] = TakenOver(source.start, there, stop=change.stop)
+            found[partition] = TakenOver(source.start, there, there, stop=change.stop)
             continue
         reason = None if change is None else change.reason
         if reason is None and partition in elsewhere and partition.topic not in settings.restart:
-            found[partition] = TakenOver(source.start, there, stop=_other_target(settings))
+            found[partition] = TakenOver(source.start, there, there, stop=_other_target(settings))
             continue
         if reason is None and partition in targets_lost:
             reason, choice = targets_lost[partition], "earliest" if partition.topic in settings.restart else None
             if choice is None:
-                found[partition] = TakenOver(source.start, there, stop=Stop(reason, Remedy.RESTART))
+                found[partition] = TakenOver(source.start, there, there, stop=Stop(reason, Remedy.RESTART))
                 continue
         incarnation = known.incarnation(partition)
         incarnation = incarnation._replace(topic_id=ids[partition.topic] or incarnation.topic_id)
@@ -202,7 +205,7 @@ async def take_over(
                 )
                 if settings.pattern is None:
                     raise not_empty
-                found[partition] = TakenOver(source.start, there, stop=Stop(str(not_empty), Remedy.UNFIT))
+                found[partition] = TakenOver(source.start, there, there, stop=Stop(str(not_empty), Remedy.UNFIT))
                 continue
             # records that are gone before this mirror gets them may have copies that another one wrote
             known.note(partition, Run(max(position, source.start), there))
@@ -215,7 +218,7 @@ async def take_over(
         lost = SourceLoss(partition, position, source.start - 1) if position < source.start else None
         position = max(position, source.start)
         seek = reason is not None or committed.get(partition) != position
-        found[partition] = TakenOver(position, there, seek=seek, lost=lost)
+        found[partition] = TakenOver(position, min(target, there), there, seek=seek, lost=lost)
     found.update(await _behind_tails(clusters, found, spans, committed))
     await known.flush()
     return found
@@ -357,16 +360,21 @@ async def _behind_tails(
 ) -> dict[TopicPartition, TakenOver]:
     """Moves positions past the records that a crashed process wrote, and adds those records to the map.
 
-    Such records do not count as lost if the old cluster has deleted them since.
+    Such records do not count as lost if the old cluster has deleted them since. Where the old log has nothing left to
+    copy, all records behind the committed target are of others, maybe of producers that have moved. They are not read.
     """
-    tails = await read_tails(clusters.new, spans)
-    # each unmatched new record had an old offset, so the old log must reach this far; a new leader may report less at
-    # first
-    least = {each: committed.get(each, taken[each].position) + tail.left for each, tail in tails.items()}
+    # each of the new records may have had an old offset, so the old log must reach this far; a new leader may report
+    # less at first
+    least = {
+        each: committed.get(each, taken[each].position) + end - start
+        for each, (start, end) in spans.items()
+        if start < end
+    }
     ends = await _ends_beyond(clusters.old, least, isolation_level="read_committed")
-    sources = {each: (taken[each].position, end) for each, end in ends.items()}
-    await match_tails(clusters.old, sources, tails)
-    found = {}
+    left = {each for each, end in ends.items() if end > taken[each].position or taken[each].lost is not None}
+    found = {each: taken[each]._replace(counted=taken[each].end) for each in ends.keys() - left}
+    tails = await read_tails(clusters.new, {each: spans[each] for each in left})
+    await match_tails(clusters.old, {each: (taken[each].position, ends[each]) for each in tails}, tails)
     for partition, tail in tails.items():
         one = taken[partition]
         kept = tail.finish(0 if one.lost is None else one.lost.offsets)
@@ -376,7 +384,9 @@ async def _behind_tails(
             one = one._replace(position=tail.next_source)
         for run in tail.runs:
             clusters.map.extend(partition, run, 1)
-        found[partition] = one._replace(present=tail.present, unexpected=tail.unexpected, seek=True)
+        found[partition] = one._replace(
+            end=tail.next_target, present=tail.present, unexpected=tail.unexpected, seek=True
+        )
     return found
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_p
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from tests.migrate.cutting import World, command, mirror_checked
-from tests.migrate.mirroring import commit, committed, contents, mirroring
+from tests.migrate.mirroring import bare, commit, committed, contents, mirroring
 
 pytestmark = pytest.mark.deadline(280)
 
@@ -50,21 +51,23 @@ def stubborn(world: World) -> Consumer:
     return Consumer(world.topic, brokers=world.old.bootstrap, group=world.group, zookeeper=world.zookeeper)
 
 
-@pytest.mark.parametrize("mirrored_since", [True, False])
-async def test_records_of_others_on_the_new_cluster_stop_the_cutover(mirrored_since: bool, make_world: Any) -> None:
-    """A producer has moved too early. The group would start behind its records, and never read them."""
-    world: World = await make_world()
+async def wait_for_copies(world: World, count: int) -> None:
+    """Waits until partition 1 of the new topic has this many records."""
 
     async def copied() -> bool:
-        return len((await contents(world.new, world.topic))[1]) == 42
+        return len((await contents(world.new, world.topic))[1]) == count
 
+    await wait_until_async(copied, 60, "the mirror to copy records behind those of others")
+
+
+async def test_records_of_others_on_the_new_cluster_stop_the_cutover(make_world: Any) -> None:
+    """A producer has moved too early. The group would start behind its records, and never read them."""
+    world: World = await make_world()
     async with mirrored(world) as plan:
         for _ in range(2):
             await world.write(world.new, 6, [1])
-            if mirrored_since:
-                await world.write(world.old, 10, [1])
-        if mirrored_since:
-            await wait_until_async(copied, 60, "the mirror to copy records behind them")
+            await world.write(world.old, 10, [1])
+        await wait_for_copies(world, 42)
         with pytest.raises(CutoverFailed, match=f"{world.topic}' .* at least 12 records .*--restart {world.topic}"):
             await Cutover(plan).run()
         assert await choice_of(world) == ClusterChoice()
@@ -73,18 +76,84 @@ async def test_records_of_others_on_the_new_cluster_stop_the_cutover(mirrored_si
         await mirror_checked(plan)
 
 
+def late_plan(world: World, plan: Path, group: str) -> Path:
+    """A plan of another group that reads the same topic, without producers."""
+    path = plan.with_name("late.toml")
+    text = plan.read_text()
+    path.write_text(world.plan(groups=[group]).read_text().replace('[producers]\nznode = "/producers"\n', ""))
+    plan.write_text(text)
+    return path
+
+
+async def test_a_group_reads_what_producers_write_behind_all_copies(make_world: Any) -> None:
+    """The producers were moved by hand, and the old topic is idle."""
+    world: World = await make_world()
+    shown: dict[str, str] = {}
+    async with mirrored(world) as plan:
+        await commit(world.old, world.group, {TopicPartition(world.topic, 0): 10, TopicPartition(world.topic, 1): 4})
+        await world.write(world.new, 6, [1])
+        await Cutover(plan, shown.__setitem__).run(until="start")
+    assert f"records of others {{'{world.topic}': 6}}" in shown["check"]
+    assert await committed(world.new, world.group, world.topic) == {0: 10, 1: 4, 2: 10}
+
+
+async def test_records_that_the_mirror_passes_while_a_group_moves_stop_the_cutover(make_world: Any) -> None:
+    """They were behind all copies when the group was frozen."""
+    world: World = await make_world()
+    async with mirrored(world) as plan:
+        await world.write(world.new, 6, [1])
+        await Cutover(plan).run(until="drain")
+        await world.write(world.old, 10, [1])
+        await wait_for_copies(world, 26)
+        with pytest.raises(CutoverFailed, match=r"at least 6 records .*Roll back \(--rollback\)"):
+            await Cutover(plan).run()
+        await Cutover(plan).rollback()
+    assert (await choice_of(world)).brokers == world.old.bootstrap
+
+
 async def test_a_group_may_follow_when_the_producers_have_moved(make_world: Any) -> None:
-    """What they write to the new cluster comes behind all that the mirror has copied."""
+    """What they write to the new cluster comes behind all that the mirror has copied, also for a mirror that starts
+    again."""
     world: World = await make_world()
     late, offsets = f"{world.group}-late", {TopicPartition(world.topic, n): 10 for n in range(3)}
     async with mirrored(world) as plan:
         await Cutover(plan).run()
         await world.write(world.new, 6, [1])
         await commit(world.old, late, offsets)
-        other = plan.with_name("late.toml")
-        other.write_text(world.plan(groups=[late]).read_text().replace('[producers]\nznode = "/producers"\n', ""))
+        other = late_plan(world, plan, late)
+        await Cutover(other).run(until="check")
+    async with mirroring(world.mirror()):
+        await world.write(world.old, 3, [2])  # once it is copied, the mirror has taken the partitions over
+        await wait_until_async(partial(copied_up_to, world, 13), 60, "the mirror to copy again")
+        await world.write(world.new, 6, [1])
         await Cutover(other).run(until="start")
     assert await committed(world.new, late, world.topic) == {0: 10, 1: 10, 2: 10}
+
+
+async def test_a_later_cutover_does_not_move_the_place_where_the_producers_moved(make_world: Any) -> None:
+    """Once, a mirror that started again took their records for mirrored ones, and the mirror back began behind them."""
+    world: World = await make_world("2.8.2")
+    late, offsets = f"{world.group}-late", {TopicPartition(world.topic, n): 10 for n in range(3)}
+    async with mirrored(world) as plan:
+        await Cutover(plan).run()
+        await world.write(world.new, 6, [1])
+    other = late_plan(world, plan, late)
+    async with mirroring(world.mirror()):
+        await world.write(world.old, 3, [2])  # once it is copied, the mirror has taken the partitions over
+        await wait_until_async(partial(copied_up_to, world, 13), 60, "the mirror to copy again")
+        await commit(world.old, late, offsets)
+        await Cutover(other).run()
+    assert [world.topic, 1, 10, 10] in Cutover(other).load()["opened"]["ends"]
+    await world.write(world.new, 5, [1])
+    await world.mirror_back().run(until_caught_up=True)
+    old, new = await contents(world.old, world.topic), await contents(world.new, world.topic)
+    assert len(new[1]) == 21
+    assert bare(old)[1] == bare(new)[1]
+
+
+async def copied_up_to(world: World, offset: int) -> bool:
+    """Returns whether the mirror has committed this old offset in partition 2."""
+    return (await committed(world.old, f"{world.group}-mirror", world.topic)).get(2) == offset
 
 
 async def test_records_of_others_since_the_check_stop_a_freeze_that_is_run_again(make_world: Any) -> None:
@@ -95,6 +164,8 @@ async def test_records_of_others_since_the_check_stop_a_freeze_that_is_run_again
             with pytest.raises(CutoverFailed, match="still has members"):
                 await Cutover(plan).run(until="freeze")
         await world.write(world.new, 6, [1])
+        await world.write(world.old, 10, [1])
+        await wait_for_copies(world, 26)
         with pytest.raises(CutoverFailed, match=r"at least 6 records .*Roll back first"):
             await Cutover(plan).run()
         await Cutover(plan).rollback()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
@@ -36,6 +38,7 @@ from tests.migrate.mirroring import (
     contents,
     delete_group,
     delete_records,
+    fill,
     mirroring,
     transactions,
 )
@@ -150,18 +153,21 @@ async def test_no_offset_is_overwritten_under_live_members_or_set_back(
     member = Consumer(
         topic, brokers=pair.new.bootstrap, group=live, auto_commit_interval_s=None, **joined(membership, **where)
     )
-    async with mirroring(pair.mirror()):
-        async with member:
-            await wait_until_async(lambda: at in member.assignment(), 60, "the member to own the partition")
-            await wait_until_async(lambda: reached(last, 20), 60, "the last of the groups")
-            assert await committed(pair.new, live, topic) == {}
+    mirror = pair.mirror()
+    with contextlib.suppress(GroupsNotSynced):
+        async with mirroring(mirror):
+            async with member:
+                await wait_until_async(lambda: at in member.assignment(), 60, "the member to own the partition")
+                await wait_until_async(lambda: reached(last, 20), 60, "the last of the groups")
+                assert await committed(pair.new, live, topic) == {}
+                assert await reached(ahead, 50)
+                assert await committed(pair.new, pair.group, topic) == {}  # that of the mirror itself
+            await commit(pair.old, ahead, {at: 70})
+            await wait_until_async(lambda: reached(live, 60), 60, "the group to follow")
+            await commit(pair.old, last, {at: 30})
+            await wait_until_async(lambda: reached(last, 30), 60, "another round")
             assert await reached(ahead, 50)
-            assert await committed(pair.new, pair.group, topic) == {}  # that of the mirror itself
-        await commit(pair.old, ahead, {at: 70})
-        await wait_until_async(lambda: reached(live, 60), 60, "the group to follow")
-        await commit(pair.old, last, {at: 30})
-        await wait_until_async(lambda: reached(last, 30), 60, "another round")
-        assert await reached(ahead, 50)
+    assert [*mirror.unsynced] == [ahead]  # it goes on on the old cluster
 
 
 @pytest.mark.parametrize("begins_at", [0, 100])
@@ -591,6 +597,11 @@ async def test_a_group_that_moves_topic_by_topic_is_named_until_it_has_moved(
         assert not (await pair.catch_up()).unsynced
 
 
+async def synced(pair: Pair, group: str, offset: int) -> bool:
+    """Returns whether partition 0 of the new topic has this offset of the group."""
+    return await committed(pair.new, group, pair.topic) == {0: offset}
+
+
 async def test_offsets_of_others_are_named_while_the_group_reads_the_old_cluster(
     make_pair: Callable[..., Any], group: str
 ) -> None:
@@ -601,16 +612,43 @@ async def test_offsets_of_others_are_named_while_the_group_reads_the_old_cluster
     await commit(pair.old, moving, {at: 10})
     await pair.catch_up()
     await commit(pair.new, moving, {at: 60})
-    assert not (await pair.catch_up()).unsynced  # it may have moved
-    async with member(pair.old, moving, topic):
-        with pytest.raises(GroupsNotSynced, match=f"'{moving}': it reads {topic}:0 on the old .*do not follow: delete"):
-            await pair.catch_up()
-    before, after, text = (await compared(pair, moving))[at]
-    assert (before, after) == (60, 10)
-    assert "others committed 60 there, so no mirror changes it" in text
-    await asyncio.to_thread(delete_group, pair.new.bootstrap, moving)
+    async with mirroring(pair.mirror(sync_group_offsets=f"{group}-.*")) as mirror:
+        await commit(pair.old, f"{group}-probe", {at: 5})
+        await wait_until_async(partial(synced, pair, f"{group}-probe", 5), 60, "a round")
+        async with member(pair.old, moving, topic):  # or a dead one: the group may have moved
+            await commit(pair.old, f"{group}-probe", {at: 6})
+            await wait_until_async(partial(synced, pair, f"{group}-probe", 6), 60, "a round")
+        await commit(pair.old, f"{group}-probe", {at: 7})
+        await wait_until_async(partial(synced, pair, f"{group}-probe", 7), 60, "a round")
+        assert not mirror.unsynced
+        await commit(pair.old, moving, {at: 20})
+        await wait_until_async(lambda: bool(mirror.unsynced), 60, "the group to be named")
+        assert re.match(f"it reads {topic}:0 on the old .*do not follow: delete", mirror.unsynced[moving])
+        before, after, text = (await compared(pair, moving))[at]
+        assert (before, after) == (60, 20)
+        assert "others committed 60 there, so no mirror changes it" in text
+        await asyncio.to_thread(delete_group, pair.new.bootstrap, moving)
+        await wait_until_async(lambda: not mirror.unsynced, 60, "the group to be synced")
+    assert await compared(pair, moving) == {at: (20, 20, "")}
+
+
+async def test_a_group_reads_what_moved_producers_wrote_before_the_mirror_started_again(
+    make_pair: Callable[..., Any], group: str
+) -> None:
+    """Once, the mirror set its offset to the end of the new log, and synced the group to it."""
+    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}-.*")
+    moving = f"{group}-moving"
+    await pair.fill(100)
+    await commit(pair.old, moving, {pair.partition: 100})
     await pair.catch_up()
-    assert await compared(pair, moving) == {at: (10, 10, "")}
+    await fill(pair.new, pair.topic, 50, "moved")
+    for _ in range(2):
+        mirror = await pair.catch_up()
+        assert await committed(pair.new, moving, pair.topic) == {0: 100}
+        assert mirror.duplicated == 0  # no copy is behind these records
+    await pair.fill(10, "late")
+    mirror = await pair.catch_up()
+    assert (mirror.records, mirror.duplicated) == (10, 50)
 
 
 async def test_a_copy_against_the_direction_of_a_mirror_says_what_to_do(

@@ -173,7 +173,9 @@ class Crashing:
         for run in (*self.map.corrected(end), *tail.runs):
             self.map.note(run)
         self.read = position if tail.next_source is None else tail.next_source
-        self.position = PartitionCopy(self.read, end)
+        self.position = PartitionCopy(self.read, tail.next_target, counted=end)
+        own = max((n + 1 for n, row in enumerate(self.written) if row.offset >= 0), default=0)
+        assert self.position.end <= own, "what others wrote behind the last copy counts as mirrored"
         self.sent: deque[tuple[Encoded, int]] = deque()
 
     def step(self, count: int) -> None:

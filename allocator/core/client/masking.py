@@ -11,7 +11,7 @@ from urllib.parse import quote, quote_plus
 
 from allocator.core.settings.names import MASK
 from allocator.core.text import base64_contents, plain
-from allocator.core.text.quoting import SHOWN_ERROR
+from allocator.core.text.quoting import SHOWN_ERROR, shortened
 
 SEARCHED: Final = 1 << 20  # characters of a text. Higher: a huge text takes longer
 MIN_SECRET: Final = 4  # characters. A shorter one occurs by chance, and the masks would spell it
@@ -46,9 +46,9 @@ def quoted(text: str, secrets: Collection[str], *, before: Collection[str] = (),
         in_urls, in_json = (quote_plus(data), quote(data)), json.dumps(secret, ensure_ascii=False)
         in_code = (json.dumps(secret), in_json, in_json.translate(_OF_GO), repr(secret), repr(data)[1:])
         in_html = html.escape(secret), html.escape(secret).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
-        for form in (secret, *in_urls, *(literal[1:-1] for literal in in_code), *in_html, data.hex()):
+        forms = (secret, *in_urls, *(literal[1:-1] for literal in in_code), *in_html, data.hex())
+        for form in dict.fromkeys(forms):  # most of them are equal for a secret of letters and digits
             text = re.sub(re.escape(form), MASK, text, flags=re.IGNORECASE)
     if guess:
         text = _LIKE_TOKEN.sub(MASK, text)
-    text = plain(text[: SHOWN_ERROR + 1])
-    return text if len(text) <= SHOWN_ERROR else text[: SHOWN_ERROR - 3] + "..."
+    return shortened(plain(text[: SHOWN_ERROR + 1]), SHOWN_ERROR)

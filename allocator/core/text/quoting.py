@@ -86,6 +86,11 @@ def repr_of(error: BaseException) -> str:
         return f"<{type(error).__name__}, whose __repr__ raised {type(raised).__name__}>"
 
 
+def shortened(text: str, most: int) -> str:
+    """Returns the text, or its beginning with "..." if it has more than `most` characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 @overload
 def shown(value: BaseException) -> Quote: ...
 @overload
@@ -94,15 +99,14 @@ def shown(value: object) -> str:
     """Returns the value in one line of at most SHOWN characters. For an exception: a `Quote` of at most SHOWN_ERROR."""
     if isinstance(value, BaseException):
         text = plain(repr_of(value)[: 2 * SHOWN_ERROR])  # cut first: a quoted value of 60 MB takes seconds
-        return Quote(text if len(text) <= SHOWN_ERROR else text[: SHOWN_ERROR - 3] + "...", type(value).__qualname__)
+        return Quote(shortened(text, SHOWN_ERROR), type(value).__qualname__)
     if isinstance(value, (str, bytes, bytearray)):
         text = repr(value[:SHOWN])  # cut first: quoting a large value takes time
         if len(value) > SHOWN:
             text = text[: SHOWN - 3] + "..."
     else:
         text = _SHORT.repr(value)
-    text = plain(text)
-    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+    return shortened(plain(text), SHOWN)
 
 
 def some_of(names: Sequence[str], most: int = 5) -> str:

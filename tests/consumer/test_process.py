@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer
+from kafka import TopicPartition as KafkaTopicPartition
 
 from allocator import Consumer, Record, TopicPartition
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
 from allocator.errors import ConfigError, DeserializationError, HandlerFailed
-from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing import LocalCluster, wait_until, wait_until_async
 from allocator.testing.versions import NEWEST
 from tests.consumer.real_service import Recording, Service
 from tests.migrate.mirroring import delete_records
@@ -147,7 +148,10 @@ async def test_a_topic_without_an_id_that_is_created_again_has_no_done_records(
 
 
 def write_transaction(cluster: LocalCluster, topic: str, *, aborted: bool) -> None:
-    """Writes three records in a transaction and its marker at offset 3, or aborted records from offset 3 on."""
+    """Writes three records in a transaction and its marker at offset 3, or aborted records from offset 3 on.
+
+    The coordinator answers before it writes the marker: only then does the log end for a reader of committed records.
+    """
     if aborted:
         cluster.produce(topic, [b"new"] * 3)
     with contextlib.closing(KafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id=topic)) as writer:
@@ -159,6 +163,13 @@ def write_transaction(cluster: LocalCluster, topic: str, *, aborted: bool) -> No
             writer.abort_transaction()
         else:
             writer.commit_transaction()
+    partition = KafkaTopicPartition(topic, 0)
+    with contextlib.closing(
+        KafkaConsumer(bootstrap_servers=cluster.bootstrap, isolation_level="read_committed")
+    ) as reader:
+        wait_until(
+            lambda: reader.end_offsets([partition])[partition] == (7 if aborted else 4), 30, "the transaction's marker"
+        )
 
 
 async def test_without_metadata_the_plain_offset_counts_and_a_log_line_says_so(

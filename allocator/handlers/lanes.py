@@ -309,8 +309,8 @@ class Lanes:
                 if guard is not None:
                     guard(unit.argument)
                 result = await call(unit.argument)
-                if self._tasks.loop_ends:
-                    break  # that cancelled the call, which need not have raised the cancellation
+                if lane.cut or self._tasks.loop_ends:
+                    break  # the call was cancelled, so its record comes again, although it did not raise that
                 if worker.refused and comes_again(worker, unit):
                     break  # it did not act, so it is called again once it may
                 if result is not None:

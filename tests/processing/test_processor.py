@@ -1188,7 +1188,7 @@ async def test_a_stop_or_a_new_choice_before_the_processor_starts_counts(what: s
 
 @pytest.mark.parametrize("plain", [False, True])
 async def test_a_partition_moves_when_its_call_has_ended_and_others_move_at_once(plain: bool) -> None:
-    """However long the call outlasts the time to drain."""
+    """However long the call outlasts the time to drain. A cancelled call does not count, even if it returns."""
     cluster, release, inside = Cluster(partitions=3, records=4), threading.Event(), threading.Event()
     slow = cluster.partitions[0]
     ended: list[int] = []
@@ -1219,7 +1219,7 @@ async def test_a_partition_moves_when_its_call_has_ended_and_others_move_at_once
         assert not revoking.done()
         release.set()
         await asyncio.wait_for(revoking, DEADLINE_S)
-        assert cluster.committed == {**cluster.ends(), slow: 3}
+        assert cluster.committed == {**cluster.ends(), slow: 3 if plain else 2}
         await it.stop()
 
 

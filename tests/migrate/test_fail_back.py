@@ -184,7 +184,7 @@ async def test_a_mirror_back_begins_at_the_first_new_record_though_it_is_killed(
         await pair.catch_up()
     mirror = Mirror(back)
     await mirror.run(until_caught_up=True)
-    assert mirror.duplicated == 2  # what the forgotten producer wrote
+    assert mirror.duplicated <= 2  # what the forgotten producer wrote, unless a killed run has committed it
     written = [*numbered("value", 20), *["done"] * 5]
     here, there = await rows(pair.old, topic), await rows(pair.new, topic)
     new_side = [*numbered("new", 50), *numbered("stray", 2), *numbered("newer", 50)]

@@ -146,6 +146,7 @@ async def test_a_slow_broker_is_read_like_a_fast_one(
     for listener, found in zip(listeners.names, reads):
         assert found == [expected, expected], listener
     name = detected(filled.kafka)
-    assert {text.partition(" is Kafka ")[2].partition(":")[0] for text in warnings_of_old_brokers(caplog)} == (
+    # a process warns once of each address and version, so this names a slow broker that is taken for another version
+    assert {text.partition(" is Kafka ")[2].partition(":")[0] for text in warnings_of_old_brokers(caplog)} <= (
         {".".join(map(str, name))} if name < (0, 10) else set()
     )

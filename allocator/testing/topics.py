@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Union
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar, Union
 
 from .errors import ClusterError
+
+T = TypeVar("T")
+
+CONTROLLER_S: Final = 30.0  # after that, a topic is not changed because its controller stays away
 
 
 def spread(partitions: range, replication: int, brokers: Sequence[int]) -> dict[int, list[int]]:
@@ -77,35 +82,35 @@ class KraftTopics:
         self._bootstrap = bootstrap
 
     def create(self, name: str, replicas: Mapping[int, Sequence[int]], config: Mapping[str, str]) -> None:
-        with self._admin() as admin:
-            topic = {"assignments": {p: list(ids) for p, ids in replicas.items()}, "configs": dict(config)}
-            admin.create_topics({name: topic}, timeout_ms=30_000)
+        topic = {"assignments": {p: list(ids) for p, ids in replicas.items()}, "configs": dict(config)}
+        self._call(lambda admin: admin.create_topics({name: topic}, timeout_ms=30_000))
 
     def delete(self, name: str) -> None:
-        with self._admin() as admin:
-            admin.delete_topics([name], timeout_ms=30_000)
+        self._call(lambda admin: admin.delete_topics([name], timeout_ms=30_000))
 
     def exists(self, name: str) -> bool:
-        with self._admin() as admin:
-            return name in admin.list_topics()
+        return name in self._call(lambda admin: admin.list_topics())
 
     def grow(self, name: str, added: Mapping[int, Sequence[int]]) -> None:
-        with self._admin() as admin:
-            growth = {"count": max(added) + 1, "assignments": [list(added[p]) for p in sorted(added)]}
-            admin.create_partitions({name: growth}, timeout_ms=30_000)
+        growth = {"count": max(added) + 1, "assignments": [list(added[p]) for p in sorted(added)]}
+        self._call(lambda admin: admin.create_partitions({name: growth}, timeout_ms=30_000))
 
-    @contextlib.contextmanager
-    def _admin(self) -> Iterator[Any]:
+    def _call(self, call: Callable[[Any], T]) -> T:
         from kafka.admin import KafkaAdminClient
-        from kafka.errors import KafkaError
+        from kafka.errors import KafkaError, UnknownBrokerIdError
 
-        admin = KafkaAdminClient(bootstrap_servers=self._bootstrap.split(","))
-        try:
-            yield admin
-        except KafkaError as error:
-            raise ClusterError(f"{self._bootstrap} refused: {error}") from error
-        finally:
-            admin.close()
+        until = time.monotonic() + CONTROLLER_S
+        while True:
+            admin = KafkaAdminClient(bootstrap_servers=self._bootstrap.split(","))
+            try:
+                return call(admin)
+            except KafkaError as error:
+                # nothing was sent: the controller that the admin client has found was restarted just now
+                if isinstance(error, UnknownBrokerIdError) and time.monotonic() < until:
+                    continue
+                raise ClusterError(f"{self._bootstrap} refused: {error}") from error
+            finally:
+                admin.close()
 
 
 Topics = Union[ZooKeeperTopics, KraftTopics]

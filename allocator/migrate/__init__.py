@@ -8,6 +8,8 @@ copy; a mirror back also writes there that the other mirror has ended.
 
 from __future__ import annotations
 
+from kafka import errors  # imports `kafka` first, see `protocol.load`
+
 from allocator.migrate.carrying import carry_over
 from allocator.migrate.cutover import Cutover
 from allocator.migrate.lag import Lag

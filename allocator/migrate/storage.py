@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.load`
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetDeleteRequest
 
 from allocator.core.client import Coordinator, KafkaClient, for_code

@@ -149,6 +149,8 @@ def test_each_line_that_installs_does_so(line: str, source: Path, wheels: Path, 
     environ["PATH"] = f"{tmp_path / 'venv' / 'bin'}{os.pathsep}{environ['PATH']}"
     environ.pop("PYTHONPATH", None)
     where = source if re.match(r"'?\.", line) else tmp_path
+    if "--no-deps" in line:  # it repairs an installation
+        run(tmp_path / "venv" / "bin" / "pip", "install", "--quiet", source, cwd=tmp_path)
     done = subprocess.run(
         f"pip install {line}", shell=True, cwd=where, env=environ, capture_output=True, text=True, timeout=800
     )

@@ -14,7 +14,7 @@ from allocator.core.client.log_offsets import Found, list_offsets
 from allocator.core.consumer.group_member import GroupMember
 from allocator.core.consumer.membership_config import MembershipConfig, MembershipOptions
 from allocator.core.consumer.reading import Reading
-from allocator.core.consumer.sink import OffsetSink
+from allocator.core.consumer.sink import MemberSink, OffsetSink
 from allocator.core.errors import Closed, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch, deserialized
 from allocator.core.settings.arguments import (
@@ -125,7 +125,7 @@ class ConsumerBase:
             isolation_level=isolation_level,
             key_deserializer=key_deserializer,
             value_deserializer=value_deserializer,
-            sink=sink,
+            sink=None if sink is None else partial(self._member_sink, sink),
             **self._fetching,
         )
         self._isolation_level = isolation_level
@@ -141,6 +141,10 @@ class ConsumerBase:
             if not hasattr(transactions, "_commits_of"):
                 raise ConfigError(f"transactions is {shown(transactions)}; pass a Producer")
             self._member.commits.transact = transactions._commits_of(self).commit_offset
+
+    def _member_sink(self, sink: OffsetSink, member: GroupMember) -> MemberSink:
+        """Returns the member's access to its sink; for subclasses."""
+        raise NotImplementedError
 
     # -- life ----------------------------------------------------------------------------------------------------
 

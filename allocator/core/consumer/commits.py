@@ -30,8 +30,9 @@ from allocator.core.errors import AllocatorError, CommitFailed, Fenced, IllegalS
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
 from allocator.core.offsets.idle import IdleOffsets
-from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice, check_offsets
+from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice
 from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
+from allocator.core.settings.arguments import check_offsets
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase

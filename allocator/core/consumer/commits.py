@@ -192,7 +192,8 @@ class Commits:
         if offsets:
             check_offsets(offsets)
             call = self._call()
-            to_send = call.note(self._to_send(offsets), offsets)
+            to_send = self._to_send(offsets)
+            call.note(offsets)
             await self.until_decided(lambda: any(map(self._state.is_in_doubt, offsets)))
             if self.transact is not None:
                 await in_transactions(
@@ -250,7 +251,9 @@ class Commits:
             choose = call.noting(partial(self._done, None), self.metadata.added)
             task = group.commit_async(choose, call.terms())
         elif offsets:
-            task = group.commit_async(call.note(self._to_send(offsets), offsets), call.terms())
+            to_send = self._to_send(offsets)
+            call.note(offsets)
+            task = group.commit_async(to_send, call.terms())
         else:
             task = group.commit_async({})
         task.add_done_callback(partial(self._decided, call, tenures, callback))
@@ -304,7 +307,7 @@ class Commits:
     def chosen(self, partition: TopicPartition, offset: OffsetAndMetadata, *, follows: bool = True) -> Chosen:
         """Returns the offset with what it belongs to now. Call it when the offset is chosen."""
         call = self._call(follows=follows)
-        call.note({}, {partition: offset})
+        call.note({partition: offset})
         return Chosen(offset, call)
 
     def _call(self, *, follows: bool = True) -> CommitCall:

@@ -13,7 +13,6 @@ from allocator.core.settings.names import (
     default_client_id,
     parse_address,
     parse_ensemble,
-    without_url_secrets,
 )
 from allocator.core.settings.patterns import (
     ANY_TOPIC,

@@ -29,7 +29,6 @@ from pyiceberg.io.pyarrow import parquet_files_to_data_files
 from pyiceberg.utils.config import Config
 
 from allocator.core.client import quoted
-from allocator.core.settings import without_url_secrets
 from allocator.core.text import text_of
 from allocator.errors import ConfigError
 from allocator.spark.archive.commits import ArchiveMismatch, Manifest, disk_full, is_full
@@ -67,7 +66,7 @@ class IcebergStore(TableStore):
         try:
             self._catalog.table_exists(self._identifier)
         except Exception as error:  # noqa: BLE001 - each kind of catalog has its own errors
-            text = quoted(without_url_secrets(text_of(error)), _secrets(self._name), guess=True)
+            text = quoted(text_of(error), _secrets(self._name), guess=True)
             raise ConfigError(
                 f"Iceberg catalog {self._name!r} cannot be used: {text}; configure it in .pyiceberg.yaml, or by "
                 f"PYICEBERG_CATALOG__{self._name.upper()}__URI and the like"
@@ -161,7 +160,8 @@ class IcebergStore(TableStore):
 
 
 def _secrets(catalog: str) -> list[str]:
-    """Returns the values of the catalog's secret properties, and the secret of "id:secret"."""
+    """Returns the values of the catalog's secret properties, the secret of "id:secret", and the passwords of URLs."""
     properties = Config().get_catalog_config(catalog) or {}
     values = [str(value) for name, value in properties.items() if _SECRET.search(name)]
-    return [part for value in values for part in (value, value.partition(":")[2])]
+    passwords = [urlsplit(str(value)).password or "" for value in properties.values()]
+    return [*passwords, *(part for value in values for part in (value, value.partition(":")[2]))]

@@ -156,24 +156,26 @@ class CutoverClusters(NamedTuple):
             for topic, count in others.items()
         ]
 
-    async def switch(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int]]:
-        """Writes into the map where the producers move, so that a mirror back can begin there.
+    async def ends_of_copies(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int]]:
+        """Returns the old and the new ends of what is mirrored. `ends` are the old ends, up to which all is mirrored.
 
-        `ends` are the old ends, up to which all is mirrored. Returns the pairs of old and new ends. The commits of the
-        mirror have them, because producers that were moved by hand may already write to the new cluster. Where an
-        earlier cutover has moved the producers, the place stays: only the new cluster has their records since.
+        The commits of the mirror have them, because producers that were moved by hand may already write to the new
+        cluster. Where an earlier cutover has moved the producers, the place stays: only the new cluster has their
+        records since.
         """
         new, copied = await ends_of(self.new, ends), await self.copied()
-        pairs = {}
-        for each, end in ends.items():
+        pairs = {each: copied.get(each, (end, new[each].end)) for each, end in ends.items()}
+        switches = {each: self.map.switch(each) for each in ends}
+        return pairs | {each: (one.source, one.target) for each, one in switches.items() if one and one.has_moved}
+
+    async def switch(self, pairs: Mapping[TopicPartition, tuple[int, int]]) -> None:
+        """Writes into the map where the producers move, unless it is there, so that a mirror back can begin there."""
+        await self.map.refresh()
+        for each, pair in pairs.items():
             before = self.map.switch(each)
-            if before is not None and before.has_moved:
-                pairs[each] = before.source, before.target
-                continue
-            pairs[each] = copied.get(each, (end, new[each].end))
-            self.map.note_switch(each, Switch(1 + (0 if before is None else before.number), *pairs[each]))
+            if before is None or not before.has_moved:
+                self.map.note_switch(each, Switch(1 + (0 if before is None else before.number), *pair))
         await self.map.flush()
-        return pairs
 
     async def back(self, group: str) -> None:
         """Commits the group's progress on the new cluster to the old one, where it goes back in no partition."""
@@ -651,9 +653,12 @@ class Cutover:
                 await self._choose(on, self.plan.producers, ClusterChoice(frozen=True))
             ends = await self._quiet(on)
             self._state.check_unchanged()
-            pairs = await on.switch(ends)
-            # after this, the groups can no longer roll back
+            pairs = await on.ends_of_copies(ends)
+            # after this, the groups can no longer roll back: a switch in the map stays, as if producers had moved
             self._state.note("opened", ends=[[*each, *pairs[each]] for each in sorted(pairs)])
+        await on.switch(
+            {TopicPartition(topic, n): (old, new) for topic, n, old, new in self._state.steps["opened"]["ends"]}
+        )
         if self.plan.producers is not None:
             await self._choose(on, self.plan.producers, ClusterChoice(self.plan.new_brokers))
         return {"partitions": len(self._state.steps["opened"]["ends"])}

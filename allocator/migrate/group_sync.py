@@ -131,6 +131,8 @@ class GroupSync:
         now = boot_clock()
         is_due = now >= self._renew_at.get(group, 0.0)  # without members, Kafka counts the age from the last commit
         there = await new.fetch([*targets, *untranslated])
+        # these stay as they are, and are committed again before they expire
+        targets.update({each: there[each].offset for each in skipping if each in there and is_synced(there[each])})
         if self._wanted(targets, there, is_due):
             await self._write(group, new, targets, is_due, boot_clock() - now)
         if is_due:

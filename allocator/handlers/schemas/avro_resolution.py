@@ -351,27 +351,22 @@ class _Resolution:
 def _reader_names(written: Any, wanted: Any) -> dict[str, str]:
     """Returns the reader's names of the fields of a writer's record.
 
-    An alias renames a field of the writer, unless the writer also has the field of the new name.
+    A name that both have comes before aliases. Apache Avro for Java refuses most such schemas.
     """
-    names = [field["name"] for field in written["fields"]]
+    names = {field["name"] for field in written["fields"]}
     fields = {field["name"]: field.get("aliases", ()) for field in wanted["fields"]}
-    new = {alias: name for name, aliases in fields.items() for alias in aliases if alias != name}
-    renamed = {name: new[name] for name in names if name in new}
-    kept = [name for name in names if name not in renamed]
-    for name in kept:  # grows
-        for alias in fields.get(name, ()):
-            if renamed.get(alias) == name:
-                del renamed[alias]
-                kept.append(alias)
-    found: dict[str, str] = {}
-    for name, target in renamed.items():
-        if target in found:
+    found = {name: name for name in names if name in fields}
+    for name, aliases in fields.items():
+        old = [alias for alias in dict.fromkeys(aliases) if alias in names and alias not in fields]
+        if name in names or not old:
+            continue
+        if len(old) > 1:
             raise ValueError(
                 "the reader schema cannot read this schema: the aliases of its field "
-                f"{target!r} of {wanted['name']} name two fields of the writer, {found[target]!r} and {name!r}"
+                f"{name!r} of {wanted['name']} name two fields of the writer, {old[0]!r} and {old[1]!r}"
             )
-        found[target] = name
-    return {**renamed, **{name: name for name in kept if name in fields}}
+        found[old[0]] = name
+    return found
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ class LaneOwner(Hold):
     """Worker of the partition that a lane belongs to."""
 
     partition: TopicPartition
+    topic_id: Any
+    """The id of the topic of its records; None if it is unknown."""
     stopping: bool
     stopped: asyncio.Event
     """Set together with `stopping`."""
@@ -298,7 +300,7 @@ class Lanes:
     async def _turn(self, lane: Lane, entered: Call, finished: list[Unit]) -> BaseException | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
         commands, kept = self.commands, self._results.exactly_once
-        guard = guard_of(commands, worker.partition)
+        guard = guard_of(commands, worker.partition, worker.topic_id)
         clock = asyncio.get_running_loop().time
         ends = clock() + SLICE_S
         while units:
@@ -411,7 +413,7 @@ class Lanes:
             call = self._handler.call_plain if self._children is None else partial(self._children.call, lane)
             error: BaseException | None = None
             count, worker, begun = 0, lane.worker, now
-            guard = guard_of(commands, worker.partition)
+            guard = guard_of(commands, worker.partition, worker.topic_id)
             entered = worker.enter()  # in the context of this thread, which runs no other code
             for unit in units:
                 if now >= ends or worker.stopping or self.commands is not commands or not may_act():

@@ -95,6 +95,7 @@ async def test_a_seek_to_an_offset_that_is_deleted_meanwhile_is_committed_before
         await asyncio.sleep(0)
     assert store.results == []
     core.state.assignment[partition].complete_reset(OffsetAndMetadata(5, "", -1), None)
+    core.wake()
     await wait_until_async(lambda: store.results, 30, "the result")
     assert core.cluster.committed == {partition: 5}
     await core.tasks.close()

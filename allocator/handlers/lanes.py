@@ -18,7 +18,7 @@ from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, check_done
 from allocator.handlers.results import Results, produced
 from allocator.handlers.subprocesses import Children
-from allocator.handlers.window import Unit
+from allocator.handlers.window import Unit, offset_of
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ RECORDS_A_HOP = 64  # maximum number of records in a job with several lanes
 
 
 class LaneOwner(Hold):
-    """Worker of the partition that a lane belongs to."""
+    """Worker of the partition that a lane belongs to: the hold of the records for which its lanes call the handler."""
 
     partition: TopicPartition
     topic_id: Any
@@ -47,6 +47,11 @@ class LaneOwner(Hold):
     calls: set[Lane]
     """The lanes whose calls run. `Lanes` adds to it, and `end` removes."""
     tenure: TopicPartitionState
+
+    def __init__(self, tenure: TopicPartitionState, *, in_order: bool) -> None:
+        super().__init__(tenure)
+        self.in_order = in_order
+        """Whether the records after a refused one in the same call come again with it, so that they are refused too."""
 
     @property
     def name(self) -> str:
@@ -66,6 +71,35 @@ class LaneOwner(Hold):
         `finished` has the units whose calls returned. If `error` is given, the call for the next unit raised it: the
         handler has failed, unless `may_act` was False for a record of this unit.
         """
+
+    def running(self) -> Sequence[Any]:
+        """Returns the records or batches for which calls run. May be called in any thread."""
+        raise NotImplementedError
+
+    def _held_from(self, place: Any, end: Any, called: Any) -> Any:
+        units = [called] if called is not None and self.has(called, place) else self.running()
+        unit = next((each for each in units if self.has(each, place)), None)
+        if unit is None:
+            return None
+        return offset_of(unit) if self.in_order else place
+
+    def refused_of(self, unit: Any) -> list[Any]:
+        """Returns the places of the records of this record or batch on which the user was told not to act."""
+        return [place for place in list(self.refused) if self.has(unit, place)]
+
+    def begin_again(self, unit: Any) -> None:
+        """Called when this unit is delivered again: what was said before about its records counts no more."""
+        if self.in_order:
+            self.refused.clear()
+        else:
+            self.refused.difference_update(self.refused_of(unit))
+
+    def unstored_part(self, unit: Any) -> Any:
+        """Returns the part of a record or batch that the sink has not stored; None if it has stored it all."""
+        stored = self.tenure.stored()
+        if stored is None or stored <= offset_of(unit):
+            return unit
+        return unit.from_offset(stored) if self.has(unit, stored) else None
 
 
 class Lane:

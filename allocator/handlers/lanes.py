@@ -19,7 +19,6 @@ from allocator.handlers.handlers import Handler, check_done
 from allocator.handlers.results import Results, produced
 from allocator.handlers.subprocesses import Children
 from allocator.handlers.window import Unit, offset_of
-from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     from allocator.producer import TakenRecord
@@ -36,9 +35,6 @@ RECORDS_A_HOP = 64  # maximum number of records in a job with several lanes
 class LaneOwner(Hold):
     """Worker of the partition that a lane belongs to: the hold of the records for which its lanes call the handler."""
 
-    partition: TopicPartition
-    topic_id: Any
-    """The id of the topic of its records; None if it is unknown."""
     stopping: bool
     stopped: asyncio.Event
     """Set together with `stopping`."""
@@ -50,6 +46,9 @@ class LaneOwner(Hold):
 
     def __init__(self, tenure: TopicPartitionState, *, in_order: bool) -> None:
         super().__init__(tenure)
+        self.partition = tenure.partition
+        self.topic_id = tenure.topic_id
+        """The id of the topic of its records; None if it is unknown."""
         self.in_order = in_order
         """Whether the records after a refused one in the same call come again with it, so that they are refused too."""
 

@@ -39,8 +39,6 @@ class PartitionWorker(LaneOwner):
         tenure = state.assignment[partition]
         super().__init__(tenure, in_order=work.by_batch)
         before = [hold for hold in tenure.holds if hold.busy]
-        self.partition = partition
-        self.topic_id = tenure.topic_id
         self.stopping = False
         self.stopped = asyncio.Event()
         self.admission = Admission(

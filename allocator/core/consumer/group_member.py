@@ -27,6 +27,7 @@ from allocator.core.fetch.doubts import Doubts
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.storage import StoredOffsets
 from allocator.core.settings.table import check_keywords
+from allocator.core.subscription.commit_text import stamped
 from allocator.core.subscription.loss import RecordsLost
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.progress import Hold

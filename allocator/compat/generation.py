@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# Seconds that a function has to clean up once the loop ends. Higher: one that hangs holds the process longer, also
+# Seconds that each function has to clean up once the loop ends. Higher: one that hangs holds the process longer, also
 # after a second Ctrl-C; lower: a slow flush is cut off
 CLEAN_UP_S = 60.0
 
@@ -40,8 +40,8 @@ class _Function(asyncio.Task[Result]):
     """Runs a function of a generation.
 
     `asyncio.run` ends by cancelling all tasks while the loop does not run. Such a cancellation ends the generation,
-    which cancels each function once. If it has ended before, the functions are cancelled already: a second cancellation
-    would cut off their last commits, so it takes effect only after `CLEAN_UP_S`.
+    which cancels each function once. If it has ended before, the functions are cancelled already. A second cancellation
+    would cut off their last commits, so the one of the loop takes effect only after `CLEAN_UP_S`, in each function.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Result], generation: Generation, name: str | None) -> None:
@@ -55,8 +55,7 @@ class _Function(asyncio.Task[Result]):
         active = not self._generation.done
         if active:
             self._generation.end("the event loop ends")
-        else:
-            loop.call_later(CLEAN_UP_S, super().cancel, msg)
+        loop.call_later(CLEAN_UP_S, super().cancel, msg)
         return active
 
 
@@ -67,9 +66,11 @@ class Generation:
     other generation. Offsets are committed only under the identity of this generation.
 
     A generation ends as soon as one of its functions returns or raises, the group rebalances, another member may own
-    the partitions, the group is closed, or `asyncio.run` ends. Then its functions are cancelled, once. While they end,
-    they may still commit, if the member still owns the partitions. After the last function has returned, every commit
-    is refused.
+    the partitions, the group is closed, or `asyncio.run` ends. Then its functions are cancelled: once, unless your code
+    cancels them too, as code does that cancels `asyncio.all_tasks()` of a running loop. While they end, they may still
+    commit, if the member still owns the partitions. After the last function has returned, every commit is refused.
+
+    If `asyncio.run` ends, each function has 60 seconds for that: one that still runs then is cancelled again.
 
     `id` is the group's number of this generation. It never decreases. Two consecutive generations may have the same
     number in a ZooKeeper group, and in a Kafka group if a follower rejoins although nothing has changed.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from allocator.core.consumer import ConsumerBase
+from allocator.core.consumer import ConsumerBase, GroupMember, OffsetSink
 from allocator.core.settings import names_arguments
 from allocator.errors import Closed
 from allocator.handlers.settings import HANDLING, HANDLING_DEFAULT
 from allocator.types import Ordering, Record, ResultsMode, Workers
+
+if TYPE_CHECKING:
+    from allocator.handlers.sinks.member import SinkMember
 
 
 @names_arguments
@@ -56,6 +60,11 @@ class Consumer(ConsumerBase):
                            consumer still commits to Kafka, for tools that show the lag
     transactions           a `Producer`: all offsets are committed in its transactions (`Producer.transaction`)
     """
+
+    def _member_sink(self, sink: OffsetSink, member: GroupMember) -> SinkMember:
+        from allocator.handlers.sinks.member import SinkMember  # imported only with a sink
+
+        return SinkMember(sink, member)
 
     async def process(
         self,

@@ -18,8 +18,7 @@ from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, check_done
 from allocator.handlers.results import Results, produced
 from allocator.handlers.subprocesses import Children
-from allocator.handlers.window import Unit
-from allocator.types import TopicPartition
+from allocator.handlers.window import Unit, offset_of
 
 if TYPE_CHECKING:
     from allocator.producer import TakenRecord
@@ -34,9 +33,8 @@ RECORDS_A_HOP = 64  # maximum number of records in a job with several lanes
 
 
 class LaneOwner(Hold):
-    """Worker of the partition that a lane belongs to."""
+    """Worker of the partition that a lane belongs to: the hold of the records for which its lanes call the handler."""
 
-    partition: TopicPartition
     stopping: bool
     stopped: asyncio.Event
     """Set together with `stopping`."""
@@ -45,6 +43,14 @@ class LaneOwner(Hold):
     calls: set[Lane]
     """The lanes whose calls run. `Lanes` adds to it, and `end` removes."""
     tenure: TopicPartitionState
+
+    def __init__(self, tenure: TopicPartitionState, *, in_order: bool) -> None:
+        super().__init__(tenure)
+        self.partition = tenure.partition
+        self.topic_id = tenure.topic_id
+        """The id of the topic of its records; None if it is unknown."""
+        self.in_order = in_order
+        """Whether the records after a refused one in the same call come again with it, so that they are refused too."""
 
     @property
     def name(self) -> str:
@@ -64,6 +70,35 @@ class LaneOwner(Hold):
         `finished` has the units whose calls returned. If `error` is given, the call for the next unit raised it: the
         handler has failed, unless `may_act` was False for a record of this unit.
         """
+
+    def running(self) -> Sequence[Any]:
+        """Returns the records or batches for which calls run. May be called in any thread."""
+        raise NotImplementedError
+
+    def _held_from(self, place: Any, end: Any, called: Any) -> Any:
+        units = [called] if called is not None and self.has(called, place) else self.running()
+        unit = next((each for each in units if self.has(each, place)), None)
+        if unit is None:
+            return None
+        return offset_of(unit) if self.in_order else place
+
+    def refused_of(self, unit: Any) -> list[Any]:
+        """Returns the places of the records of this record or batch on which the user was told not to act."""
+        return [place for place in list(self.refused) if self.has(unit, place)]
+
+    def begin_again(self, unit: Any) -> None:
+        """Called when this unit is delivered again: what was said before about its records counts no more."""
+        if self.in_order:
+            self.refused.clear()
+        else:
+            self.refused.difference_update(self.refused_of(unit))
+
+    def unstored_part(self, unit: Any) -> Any:
+        """Returns the part of a record or batch that the sink has not stored; None if it has stored it all."""
+        stored = self.tenure.stored()
+        if stored is None or stored <= offset_of(unit):
+            return unit
+        return unit.from_offset(stored) if self.has(unit, stored) else None
 
 
 class Lane:
@@ -298,7 +333,7 @@ class Lanes:
     async def _turn(self, lane: Lane, entered: Call, finished: list[Unit]) -> BaseException | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
         commands, kept = self.commands, self._results.exactly_once
-        guard = guard_of(commands, worker.partition)
+        guard = guard_of(commands, worker.partition, worker.topic_id)
         clock = asyncio.get_running_loop().time
         ends = clock() + SLICE_S
         while units:
@@ -411,7 +446,7 @@ class Lanes:
             call = self._handler.call_plain if self._children is None else partial(self._children.call, lane)
             error: BaseException | None = None
             count, worker, begun = 0, lane.worker, now
-            guard = guard_of(commands, worker.partition)
+            guard = guard_of(commands, worker.partition, worker.topic_id)
             entered = worker.enter()  # in the context of this thread, which runs no other code
             for unit in units:
                 if now >= ends or worker.stopping or self.commands is not commands or not may_act():

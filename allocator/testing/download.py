@@ -17,6 +17,7 @@ import shutil
 import ssl
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from http.client import responses
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -157,7 +158,8 @@ class _Download:
     # -- error texts -----------------------------------------------------------------------------------------------
 
     def _refused(self, response: requests.Response) -> JarsUnavailable:
-        said = f"{self.url} answered {response.status_code} {response.reason}".strip()
+        # not the repository's own words, which may quote the password
+        said = f"{self.url} answered {response.status_code} {responses.get(response.status_code, '')}".strip()
         if response.status_code in _TRY_AGAIN:
             return JarsUnavailable(
                 f"{said} (the URL is from: {self.registry.source}). Try again later, or set {MIRROR} to another "

@@ -36,8 +36,17 @@ class Journal:
     def ownership(self, what: str, partitions: Iterable[int]) -> None:
         self.write(what, partitions=sorted(partitions))
 
-    def did(self, partition: int, offset: int, began: float, **more: Any) -> None:
-        self.write("did", partition=partition, offset=offset, **{"from": began}, **more)
+    def did(self, partition: int, offset: int, began: float, ended: float | None = None, **more: Any) -> None:
+        """`ended`: the time before the check of ownership, because the process may be stopped between the check and
+        this call; None: there is no check."""
+        self.write(
+            "did",
+            at=time.monotonic() if ended is None else ended,
+            partition=partition,
+            offset=offset,
+            **{"from": began},
+            **more,
+        )
 
     def commit(self, offsets: Mapping[int, int], **more: Any) -> None:
         self.write("commit", offsets=dict(offsets), **more)

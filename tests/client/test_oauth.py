@@ -11,6 +11,7 @@ import re
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -383,18 +384,68 @@ def test_a_secret_is_masked_in_the_json_and_html_of_any_language_and_no_letter_i
     assert quoted("Authentication failed", ["e"]) == "Authentication failed"
 
 
+@pytest.mark.parametrize("secrets", [["pass", "passport-Secret-99"], ["passport-Secret-99", "pass"]])
+def test_a_secret_that_is_a_part_of_another_one_leaves_no_rest_of_it(secrets: list[str]) -> None:
+    assert quoted("token passport-Secret-99 refused, pass", secrets) == "token *** refused, ***"
+
+
+@pytest.mark.parametrize("secret", ["a\"b'c\\d<7>&f", "first 7\nsecond\n", "ab+cd/ef7==gh", "pässwörd7", "pw😀secret7"])
+@pytest.mark.parametrize(
+    "escaped",
+    [
+        lambda secret: repr(ValueError(f"bad {secret!r}")),
+        lambda secret: json.dumps(json.dumps(secret)),
+        lambda secret: json.dumps(secret).replace("/", "\\/"),
+        lambda secret: "".join(f"%{each:02x}" for each in secret.encode()),
+        lambda secret: quote_plus(quote_plus(secret)),
+        lambda secret: "".join(f"&#{ord(each)};" for each in secret),
+        lambda secret: base64.b64encode(f"x:{secret}".encode()).decode().replace("/", "\\/"),
+    ],
+    ids=["repr in repr", "JSON in JSON", "escaped slash", "each byte in a URL", "URL in URL", "HTML", "base64 in JSON"],
+)
+def test_a_secret_is_masked_in_escapes_that_no_library_writes_or_that_are_escaped_again(
+    secret: str, escaped: Callable[[str], str]
+) -> None:
+    form = escaped(secret)
+    assert form[1:-1] not in quoted(f"the broker refuses {form}", [secret])
+    assert "***" in quoted(f"the broker refuses {form}", [secret])
+    assert quoted(f"the broker refuses {escaped('another text')}", [secret]) != "***"
+
+
+@pytest.mark.parametrize("part", ["1/", "Aa", "Aa1-", "Ab/1", "&amp;", "%25", "\\", "\\u0041", "%e4a", "eyJ", "a1"])
+def test_a_huge_text_is_masked_in_a_time_that_its_size_bounds(part: str) -> None:
+    """A quadratic search would take hours for it."""
+    assert quoted(part * (1 << 19), ["s3cret-of-another"], guess=True)
+
+
 @pytest.mark.parametrize(
     "said",
     [
         "name or service not known: keycloak-production-1.svc.cluster.local",
         "host='vault-prod-eu-west-1.example.com', port=8200",
         "KeyError('KAFKA_OAUTH2_CLIENT_SECRET')",
+        "OAuth2ClientCredentialsError('invalid_client')",
+        "arn:aws:iam::123456789012:role/BillingServiceRole2024",
         "arn:aws:iam::123456789012:role/billing-producer-2026",
         "Trace ID: 7b3e1c2a-5d4f-4a6b-9c8d-0e1f2a3b4c5d",
     ],
 )
-def test_names_of_hosts_and_variables_are_no_tokens(said: str) -> None:
+def test_names_of_hosts_classes_and_variables_are_no_tokens(said: str) -> None:
     assert quoted(said, (), guess=True) == said
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc",
+        "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",  # a secret key of AWS
+        "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+        "s3cret-Of-9xQ2vBn7Lk",
+        "0123456789abcdef01234567",
+    ],
+)
+def test_what_looks_like_a_token_is_masked(token: str) -> None:
+    assert quoted(f"login with '{token}' failed", (), guess=True) == "login with '***' failed"
 
 
 @pytest.mark.parametrize("said", ["Cannot POST {}", "no such key: k3y-of-path", "unknown k3y-of-query", "see {}!"])

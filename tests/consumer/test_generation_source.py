@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from typing import Any
 
@@ -73,6 +74,29 @@ async def test_a_generation_commits_with_the_topics_id() -> None:
     generation: Any = Generation(1, "g", "m", starts, offsets, lambda: True, lambda topic: topic_id)  # type: ignore[arg-type]
     await generation.commit({"t": {0: 5}})
     assert topic_of(sent[0][TopicPartition("t", 0)].metadata) == topic_id
+
+
+def test_each_function_that_hangs_when_asyncio_run_ends_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allocator.compat.generation.CLEAN_UP_S", 0.1)
+    again: list[int] = []
+
+    async def hang(number: int) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            again.append(number)
+            raise
+
+    async def main() -> None:
+        generation = begin(GenerationTracker(), 0)
+        for number in range(3):
+            generation.start(hang(number))
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert sorted(again) == [0, 1, 2]
 
 
 async def test_an_assignment_with_the_same_partitions_does_not_end_the_generation() -> None:

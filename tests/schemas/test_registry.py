@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import traceback
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from tornado import netutil
 
-from allocator.errors import ConfigError
+from allocator.errors import AllocatorError, ConfigError
 from allocator.handlers.schemas.registry import Registry
 from allocator.handlers.schemas.schema import Schema
 from allocator.schemas import RegistryDeserializer
@@ -142,3 +143,39 @@ def test_an_invalid_url_is_rejected_without_its_password(url: str) -> None:
     with pytest.raises(ConfigError, match="schema registry's URL") as caught:
         Registry(url)
     assert "geheim" not in "".join(traceback.format_exception(caught.value))
+
+
+QUOTES = {
+    "reason": "503 {user}",
+    "header": "503 {header}",
+    "long reason": "503 " + 60 * "x" + " {user}",
+    "schema": '200 OK|{{"schema": "\\"{user}\\""}}',
+    "type": '200 OK|{{"schemaType": "{header}", "schema": ""}}',
+    "reference": '200 OK|{{"schema": "1", "references": [{{"name": "n", "subject": "s", "version": "{user}"}}]}}',
+}
+
+
+@pytest.mark.parametrize("quote", QUOTES)
+async def test_a_registry_that_quotes_the_request_gets_no_password_into_errors_and_log(
+    quote: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither into the reason of a record that is not decoded, which a user of the status page sees."""
+    user, header = "reader:Sup3rSecret99", base64.b64encode(b"reader:Sup3rSecret99").decode()
+    status, _, body = QUOTES[quote].format(user=user, header=header).partition("|")
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert header.encode() in await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        writer.close()
+
+    server = await asyncio.start_server(respond, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    with caplog.at_level(1):
+        reasons = await Registry(f"http://{user}@{address}", timeout_s=30).load({1})
+        with pytest.raises(AllocatorError) as caught:
+            await Registry(f"http://{user}@{address}", timeout_s=30).schema(1)
+    server.close()
+    texts = "".join([str(reasons), caplog.text, *traceback.format_exception(None, caught.value, caught.tb)])
+    assert address in str(reasons[1]), "the reason names the registry"
+    assert "Sup3rSecret" not in texts
+    assert header[:16] not in texts

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import threading
+import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -338,6 +339,16 @@ async def test_an_unreachable_database_is_a_retriable_error(tmp_path: Path) -> N
     with pytest.raises(SinkError) as caught:
         await sink.begin("billing", "a", {P: SinkClaim(1)}, confirmed)
     assert caught.value.retriable
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql+psycopg:/u:p@ss:w0rd-of-it@h/db", "postgresql+psycopg://u:p@ss:w0rd-of-it@h/db", "w0rd-of-it"]
+)
+def test_an_error_about_a_wrong_url_shows_no_password(url: str) -> None:
+    pytest.importorskip("sqlalchemy")
+    with pytest.raises(ConfigError, match="the URL of this SqlSink is not valid") as caught:
+        SqlSink(url)
+    assert "w0rd" not in "".join(traceback.format_exception(None, caught.value, caught.tb))
 
 
 def test_a_database_other_than_postgresql_is_rejected() -> None:

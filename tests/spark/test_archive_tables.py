@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +22,7 @@ from allocator.spark.errors import DataLoss, SchemaMismatch
 from tests.repo.repository import ROOT
 from tests.spark.killed import run_and_kill
 from tests.spark.spark_records import FakeTopic
-from tests.spark.tables import DeltaTables, IcebergTables, ParquetFiles, deltalake, pyarrow
+from tests.spark.tables import DeltaTables, IcebergTables, ParquetFiles, deltalake, pyarrow, use_catalog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,6 +141,34 @@ def test_an_iceberg_table_of_another_program_and_wrong_names_are_refused(iceberg
             archive(FakeTopic([5]), wrong, format="iceberg")
     with pytest.raises(ConfigError, match=r"Iceberg catalog 'other' cannot be used: .*PYICEBERG_CATALOG__OTHER__URI"):
         archive(FakeTopic([5]), "other.raw", format="iceberg")
+
+
+def test_a_catalog_that_quotes_the_request_gets_no_secret_into_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Quoting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            said = f"unknown {self.headers['Authorization']}, of client:hush-hush-2024"
+            body = json.dumps({"error": {"message": said, "type": "NotAuthorized", "code": 401}}).encode()
+            self.send_response(401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Quoting) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        uri = f"http://127.0.0.1:{server.server_address[1]}"
+        use_catalog(monkeypatch, type="rest", uri=uri, token="hush-of-the-token", credential="client:hush-hush-2024")
+        try:
+            with pytest.raises(ConfigError, match=r"Iceberg catalog 'lake' cannot be used: .*unknown") as caught:
+                open_store("iceberg", "lake.raw", "orders")[1].check()
+        finally:
+            server.shutdown()
+            thread.join()
+    assert "hush" not in "".join(traceback.format_exception(None, caught.value, None))
 
 
 # -- with Spark --------------------------------------------------------------------------------------------------

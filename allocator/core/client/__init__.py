@@ -15,6 +15,7 @@ from allocator.core.client.configs import describe_configs
 from allocator.core.client.coordinator import Coordinator
 from allocator.core.client.errors import ErrorCode, Reaction, for_code, reaction_to
 from allocator.core.client.log_offsets import ends_of_epochs, lag, list_offsets
+from allocator.core.client.masking import quoted
 from allocator.core.client.metadata import Metadata
 from allocator.core.client.offset_messages import Committer, Identity
 from allocator.core.client.security import KEYS, check_security, mechanism_faults

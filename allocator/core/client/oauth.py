@@ -24,7 +24,8 @@ from allocator.core.client.masking import quoted
 from allocator.core.errors import ConfigError, MissingExtra
 from allocator.core.settings.names import url_origin
 from allocator.core.settings.targets import find
-from allocator.core.text import parse_json, shown
+from allocator.core.text import parse_json
+from allocator.core.text.quoting import repr_of
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ def _named(target: str) -> TokenProvider:
     try:
         provider = factory()
     except Exception as error:
-        raise ConfigError(f"{what}: the factory raised {shown(error)}") from error
+        raise ConfigError(f"{what}: the factory raised {quoted(repr_of(error), (), guess=True)}") from error
     return TokenProvider(provider, f"token provider {target!r}")
 
 
@@ -179,7 +180,7 @@ class ClientCredentials:
         try:
             response = asyncio.run(self._request())
         except Exception as error:  # noqa: BLE001 - OSError, and tornado's errors without a response
-            raise TokenError(f"no response: {self._quoted(repr(error))}") from None
+            raise TokenError(f"no response: {self._quoted(repr_of(error))}") from None
         try:
             body = parse_json(response.body or b"null")
         except ValueError:

@@ -13,6 +13,7 @@ from typing import Any, Final, Optional
 from urllib.parse import unquote, urlsplit
 
 from allocator.core.client.errors import ConnectionFailed
+from allocator.core.client.masking import quoted
 from allocator.core.errors import ConfigError
 from allocator.core.settings.names import address_text
 from allocator.core.text.quoting import os_cause
@@ -109,7 +110,8 @@ class Proxy:
         # nothing comes after the head, since a broker sends nothing before it gets a request
         status = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0].decode("latin-1")
         if status.split()[1:2] != ["200"]:
-            raise self._error(f"does not connect to {target}: {status[:100]!r}")
+            before = (f"{self.user}:",) if self.user else ()
+            raise self._error(f"does not connect to {target}: {quoted(status, (self.password,), before=before)}")
 
     async def _socks(self, reader: Reader, transport: asyncio.Transport, host: str, port: int) -> None:
         methods = [NO_LOGIN] if self.user is None else [NO_LOGIN, PASSWORD]

@@ -19,7 +19,7 @@ from allocator.core.aio.tasks import settle, within
 from allocator.core.client.errors import ConnectionFailed, ErrorCode, RequestFailed, refused
 from allocator.core.client.masking import quoted
 from allocator.core.client.oauth import SOURCE_OF_AWS, TokenError, TokenProvider
-from allocator.core.text.quoting import repr_of, shown
+from allocator.core.text.quoting import repr_of
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +87,8 @@ class Sasl:
             try:
                 mechanism.receive(self._checked(response.auth_bytes))
             except (KeyError, ValueError) as exc:
-                why = f"the broker does not prove its identity by {self._name}: {shown(exc)}"
-                raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, why) from exc
+                why = f"the broker does not prove its identity by {self._name}: {self._quoted(repr_of(exc))}"
+                raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, why) from None
         if not mechanism.is_authenticated():
             why = f"cannot authenticate with the SASL mechanism {self._name}"
             raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, why)

@@ -45,22 +45,22 @@ class CommitCall:
         """Returns the number of moves of the position when the offset was chosen; -1 if the offset follows none."""
         return self._noted[partition][1]
 
-    def note(self, to_send: Offsets, offsets: Offsets) -> Offsets:
-        """Notes the current tenures of these offsets. Returns what to send."""
+    def note(self, offsets: Offsets) -> None:
+        """Notes the current tenures of these offsets."""
         self.offsets = {**self.offsets, **offsets} if self.offsets else offsets
         for partition, each in offsets.items():
             tenure = self._state.assignment.get(partition)
             done = each.done if isinstance(each, Committed) else None
             moves, replaced = (-1, 0) if tenure is None else (tenure.moves, tenure.replaced)
             self._noted[partition] = tenure, moves if self._follows else -1, replaced, done
-        return to_send
 
     def noting(self, choose: Choice, to_send: Callable[[Offsets], Offsets]) -> Choice:
         """Returns a function that chooses offsets, notes them, and returns them as `to_send` does."""
 
         def chosen(over: Collection[TopicPartition]) -> Offsets:
             offsets = choose(over)
-            return self.note(to_send(offsets), offsets)
+            self.note(offsets)
+            return to_send(offsets)
 
         return chosen
 

@@ -14,7 +14,8 @@ from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
 from allocator.core.offsets.storage import StoredOffsets
 from allocator.core.subscription.commit_text import stamped, with_done
-from allocator.core.subscription.loss import Committed, topic_of_offset
+from allocator.core.subscription.done import DoneSet
+from allocator.core.subscription.loss import Committed
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
@@ -56,7 +57,7 @@ class CommitMetadata:
                 # the epoch lets the next owner detect a truncation of the log (KIP-320)
                 epoch = self._fetcher.leader_epoch(partition, offset)
             if not metadata and isinstance(each, Committed) and each.done is not None:
-                metadata = self._with_done(stamp, partition, each)
+                metadata = self._with_done(stamp, each.done, each.topic_id or self._topic_id(partition))
             elif not metadata:
                 tenure = assignment.get(partition)
                 topic_id = (tenure and tenure.topic_id) or self._client.topic_id(partition.topic)
@@ -66,14 +67,11 @@ class CommitMetadata:
             to_send[partition] = OffsetAndMetadata(offset, metadata, epoch)
         return to_send
 
-    def _with_done(self, stamp: str, partition: TopicPartition, offset: Committed) -> str:
-        done = offset.done
-        if done is not None:
-            self._warn_without_metadata()
-            text, whole = done.encoded(self._metadata_bytes - IDS_CHARACTERS - len(stamp))
-            stamp = with_done(stamp, text)
-            self._client.measures.done_sets_cut += not whole
-        return stamped(stamp, topic_of_offset(offset) or self._topic_id(partition))
+    def _with_done(self, stamp: str, done: DoneSet, topic_id: Any) -> str:
+        self._warn_without_metadata()
+        text, whole = done.encoded(self._metadata_bytes - IDS_CHARACTERS - len(stamp))
+        self._client.measures.done_sets_cut += not whole
+        return stamped(with_done(stamp, text), topic_id)
 
     @property
     def done_characters(self) -> int:

@@ -30,8 +30,9 @@ from allocator.core.errors import AllocatorError, CommitFailed, Fenced, IllegalS
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
 from allocator.core.offsets.idle import IdleOffsets
-from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice, check_offsets
+from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice
 from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
+from allocator.core.settings.arguments import check_offsets
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
@@ -191,7 +192,8 @@ class Commits:
         if offsets:
             check_offsets(offsets)
             call = self._call()
-            to_send = call.note(self._to_send(offsets), offsets)
+            to_send = self._to_send(offsets)
+            call.note(offsets)
             await self.until_decided(lambda: any(map(self._state.is_in_doubt, offsets)))
             if self.transact is not None:
                 await in_transactions(
@@ -249,7 +251,9 @@ class Commits:
             choose = call.noting(partial(self._done, None), self.metadata.added)
             task = group.commit_async(choose, call.terms())
         elif offsets:
-            task = group.commit_async(call.note(self._to_send(offsets), offsets), call.terms())
+            to_send = self._to_send(offsets)
+            call.note(offsets)
+            task = group.commit_async(to_send, call.terms())
         else:
             task = group.commit_async({})
         task.add_done_callback(partial(self._decided, call, tenures, callback))
@@ -303,7 +307,7 @@ class Commits:
     def chosen(self, partition: TopicPartition, offset: OffsetAndMetadata, *, follows: bool = True) -> Chosen:
         """Returns the offset with what it belongs to now. Call it when the offset is chosen."""
         call = self._call(follows=follows)
-        call.note({}, {partition: offset})
+        call.note({partition: offset})
         return Chosen(offset, call)
 
     def _call(self, *, follows: bool = True) -> CommitCall:

@@ -14,15 +14,16 @@ from allocator.core.client.log_offsets import Found, list_offsets
 from allocator.core.consumer.group_member import GroupMember
 from allocator.core.consumer.membership_config import MembershipConfig, MembershipOptions
 from allocator.core.consumer.reading import Reading
-from allocator.core.consumer.sink import OffsetSink
+from allocator.core.consumer.sink import MemberSink, OffsetSink
 from allocator.core.errors import Closed, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch, deserialized
 from allocator.core.settings.arguments import (
-    BY_PARTITION,
+    as_load,
     as_offset,
     as_offsets,
     as_partition,
     as_partitions,
+    as_times,
     as_topics,
 )
 from allocator.core.settings.table import DEFAULT
@@ -32,7 +33,6 @@ from allocator.core.telemetry.measures import Measures, reference_metrics
 from allocator.core.text.quoting import partition_names, shown
 from allocator.core.types import (
     EARLIEST,
-    LAST_OFFSET,
     LATEST,
     NO_PARTITIONS,
     Assignors,
@@ -125,7 +125,7 @@ class ConsumerBase:
             isolation_level=isolation_level,
             key_deserializer=key_deserializer,
             value_deserializer=value_deserializer,
-            sink=sink,
+            sink=None if sink is None else partial(self._member_sink, sink),
             **self._fetching,
         )
         self._isolation_level = isolation_level
@@ -141,6 +141,10 @@ class ConsumerBase:
             if not hasattr(transactions, "_commits_of"):
                 raise ConfigError(f"transactions is {shown(transactions)}; pass a Producer")
             self._member.commits.transact = transactions._commits_of(self).commit_offset
+
+    def _member_sink(self, sink: OffsetSink, member: GroupMember) -> MemberSink:
+        """Returns the member's access to its sink; for subclasses."""
+        raise NotImplementedError
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -280,13 +284,7 @@ class ConsumerBase:
         not own. Raises ValueError for a number that is not finite or below 0.
         """
         partition = as_partition(partition)
-        try:
-            is_load = 0 <= load < float("inf")
-        except TypeError:
-            raise TypeError(f"a load is a finite number, at least 0, not {shown(load)}") from None
-        if not is_load:
-            raise ValueError(f"load = {load!r}: must be a finite number, at least 0")
-        self._member.load.reported[partition] = float(load)
+        self._member.load.reported[partition] = as_load(load)
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
@@ -605,14 +603,7 @@ class ConsumerBase:
         Raises ConfigError (a ValueError) for a time below 0 or of more than 63 bits, and the same errors as
         `beginning_offsets`.
         """
-        try:
-            at = {as_partition(partition): time for partition, time in timestamps.items()}
-        except AttributeError:
-            raise TypeError(f"times are {BY_PARTITION}, not {shown(timestamps)}") from None
-        for (topic, number), time in at.items():
-            if not isinstance(time, int) or isinstance(time, bool) or not 0 <= time <= LAST_OFFSET:
-                raise ConfigError(f"{topic}:{number}: a time is in milliseconds since the epoch, not {time!r}")
-        return await self._list_offsets(at)
+        return await self._list_offsets(as_times(timestamps))
 
     async def _ends(self, partitions: Iterable[PartitionLike], where: int) -> dict[TopicPartition, int]:
         found = await self._list_offsets(dict.fromkeys(as_partitions(partitions), where))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import re
 from collections import deque
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,9 +20,9 @@ from allocator.core.consumer.membership_config import CommandSource, MemberParts
 from allocator.core.consumer.own_load import OwnLoad
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
-from allocator.core.consumer.sink import OffsetSink, SinkClaim, check_sink
+from allocator.core.consumer.sink import MemberSink
 from allocator.core.consumer.topic_choice import TopicChoice
-from allocator.core.errors import AllocatorError, Closed, CommitFailed, ConfigError, IllegalState, NotOwned, SinkBehind
+from allocator.core.errors import AllocatorError, Closed, CommitFailed, IllegalState, NotOwned
 from allocator.core.fetch.doubts import Doubts
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.storage import StoredOffsets
@@ -33,7 +32,6 @@ from allocator.core.subscription.loss import RecordsLost
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.progress import Hold
 from allocator.core.subscription.state import SubscriptionState
-from allocator.core.subscription.tenures import Phase
 from allocator.core.text.quoting import partition_names
 from allocator.core.types import (
     EARLIEST,
@@ -52,7 +50,6 @@ LOSSES = 100  # number of losses that are kept
 # time limit for reading the operator commands at a start. Higher: an unreadable topic delays the start longer; lower:
 # the first records may be handled without the commands
 COMMANDS_WITHIN_S = 10.0
-SINK_RETRY_S = 0.2
 
 
 class GroupMember:
@@ -72,7 +69,7 @@ class GroupMember:
         auto_offset_reset: OffsetReset | int,
         security: Mapping[str, Any] | None = None,
         old_offsets: bool = False,
-        sink: OffsetSink | None = None,
+        sink: Callable[[GroupMember], MemberSink] | None = None,
         **fetch: Any,
     ) -> None:
         own = {"brokers": brokers, "security": security, "auto_commit_interval_s": auto_commit_interval_s}
@@ -101,7 +98,7 @@ class GroupMember:
             old_offsets=old_offsets,
             stable=fetch.get("isolation_level") == "read_committed",
         )
-        self.sink = None if sink is None else SinkMember(self, sink)
+        self.sink = None if sink is None else sink(self)
         self._doubts = Doubts(self.client, self.state, self.fetcher, self.commits.committed)
         if offsets is not None:
             offsets.outdated = partial(self._doubts.outdated, offsets.group)
@@ -222,6 +219,7 @@ class GroupMember:
     def _records_lost(self, loss: RecordsLost) -> None:
         self._ownership.records_lost(loss)
         self.losses.append(loss)
+        self._executor.apply()  # commands about offsets of a former topic end
 
     def _broke(self, error: BaseException) -> None:
         """Passes an unexpected error of an internal task to the reader, because the reader would wait forever
@@ -339,14 +337,14 @@ class GroupMember:
             self.sink.sought(partition)
         self.fetcher.wake()
 
-    def sought(self, partition: TopicPartition, offset: int) -> bool:
-        """Like `seek`, for an operator command.
+    def sought(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> bool:
+        """Like `seek`, for an operator command. A topic with another id than `topic_id` is read from a reset instead.
 
         Returns False, and changes nothing, if the partition drains or is not owned, because its next owner seeks.
         """
         if partition not in self.state.held:
             return False
-        self.state.seek(partition, offset)
+        self.state.seek(partition, OffsetAndMetadata(offset, stamped("", topic_id), -1))
         self.fetcher.wake()
         return True
 
@@ -403,89 +401,3 @@ class GroupMember:
         foreign = [p for p in partitions if p not in assignment]
         if foreign:
             raise NotOwned(f"{self.group}: this member does not own {partition_names(foreign)}")
-
-
-class _Rewinding(Hold):
-    """Holds the records of a partition back while the sink's offset is set back for a seek."""
-
-    full = True
-    void = True
-
-
-class SinkMember:
-    """One member's access to the offsets in a sink. Implements `SinkOffsets` for `Ownership`."""
-
-    def __init__(self, member: GroupMember, sink: OffsetSink) -> None:
-        if member.group is None:
-            raise ConfigError("a sink keeps the offsets of a group; give the consumer a `group`")
-        self._member = member
-        self.database = check_sink(sink)
-        member.state.stored = self.database.reached
-        self._group = member.group
-        # identifies this owner together with the fencing token, which may repeat after ZooKeeper has lost its data
-        self._owner = os.urandom(16).hex()
-
-    async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        topic_id = self._member.client.topic_id
-        tenures = [tenure for p, tenure in self._member.state.assignment.items() if p in partitions]
-        claims = {
-            each.partition: SinkClaim(each.fence, topic_id(each.partition.topic), each.left_out)
-            for each in tenures
-            if each.fence is not None
-        }
-
-        async def confirm() -> bool:
-            confirmed = await self._member.membership.confirm()
-            return confirmed and all(tenure.phase is Phase.ACTIVE for tenure in tenures)
-
-        found = await self.database.begin(self._group, self._owner, claims, confirm)
-        return {
-            p: OffsetAndMetadata(at.offset, stamped("", claims[p].topic_id), at.leader_epoch) for p, at in found.items()
-        }
-
-    def sought(self, partition: TopicPartition) -> None:
-        """Called after the user has sought. Holds the records back until the sink's offset is as low as the user's call
-        of its `rewind` demands, before the seek or directly after it."""
-        tenure = self._member.state.assignment[partition]
-        hold = _Rewinding(tenure)
-        tenure.add(hold)
-        self._member.start_task(self._rewind_again(hold), "rewind")
-
-    async def _rewind_again(self, hold: _Rewinding) -> None:
-        """Repeats the user's rewind, because writes of records that were delivered before the seek may have moved the
-        offset on."""
-        tenure = hold.tenure
-        try:
-            offset = self.database.take_rewind(tenure.partition)
-            if offset is not None and tenure.phase is not Phase.ENDED:
-                await self.rewind(tenure.partition, offset)
-        finally:
-            hold.busy = hold.full = False
-            self._member.state.on_freed()
-            self._member.holds_changed()
-
-    async def rewind(self, partition: TopicPartition, offset: int) -> bool:
-        """Sets the sink's offset back once all delivered records are done. Later writes would move it forward again.
-
-        Retries while this member owns the partition. The caller must not deliver its records in the meantime. Returns
-        False if the partition has left this member.
-        """
-        member, state = self._member, self._member.state
-        tenure = state.assignment.get(partition)
-        while tenure is not None and state.assignment.get(partition) is tenure:
-            await member.until_free(hold for hold in tenure.holds if not isinstance(hold, _Rewinding))
-            if state.assignment.get(partition) is not tenure:
-                break
-            try:
-                await self.database.rewind(partition, offset, member.client.topic_id(partition.topic))
-                self.database.take_rewind(partition)  # only a seek of the user follows a rewind of the user
-                return state.assignment.get(partition) is tenure
-            except AllocatorError as error:
-                if tenure.phase is not Phase.ACTIVE:
-                    break  # its next owner must not wait for the database
-                if isinstance(error, SinkBehind):  # only a new start helps
-                    await member.report(error)
-                    continue
-                log.warning("%s: %s:%d: retrying to set the sink to %d: %s", member.group, *partition, offset, error)
-                await asyncio.sleep(SINK_RETRY_S)
-        return False

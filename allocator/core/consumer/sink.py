@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional, Protocol, TypeVar, Union, runtime_
 
 from allocator.core.errors import ConfigError
 from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.starting_positions import SinkOffsets
 from allocator.core.record import Record
 from allocator.core.types import TopicPartition
 
@@ -71,6 +72,16 @@ class OffsetSink(Protocol):
 
         Raises Fenced if the partition has another owner, and AllocatorError.
         """
+
+
+class MemberSink(SinkOffsets, Protocol):
+    """One member's access to its sink. `allocator.handlers.sinks` implements it."""
+
+    database: OffsetSink
+
+    def sought(self, partition: TopicPartition) -> None:
+        """Called after the user has sought. Holds the records back until the sink's offset is as low as the user's call
+        of its `rewind` demands, before the seek or directly after it."""
 
 
 def check_sink(sink: object) -> OffsetSink:

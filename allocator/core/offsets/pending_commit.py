@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Optional, Union
 
-from allocator.core.errors import AllocatorError, BrokerError, ConfigError
-from allocator.core.text.quoting import shown
-from allocator.core.types import LAST_EPOCH, LAST_OFFSET, OffsetAndMetadata, TopicPartition
+from allocator.core.errors import AllocatorError, BrokerError
+from allocator.core.settings.arguments import check_offsets
+from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 Offsets = dict[TopicPartition, OffsetAndMetadata]
 Refusals = Callable[[Offsets], Mapping[TopicPartition, BrokerError]]
@@ -20,7 +20,6 @@ ever."""
 # coordinator refuses a request beyond `max.message.bytes` of the offsets topic; lower: more round trips.
 MOST_PARTITIONS = 500
 MOST_BYTES = 250_000
-MAX_METADATA_BYTES: Final = 32_000  # a text has at most 32,767 bytes, with the topic id that `as_committed` adds
 RECORD_BYTES = 100  # approximate size of a record in the offsets topic, without names and metadata
 
 
@@ -43,37 +42,6 @@ class Terms(NamedTuple):
 
 
 TERMS: Final = Terms()
-
-
-def check_offsets(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-    """Raises ConfigError for an offset below 0, because brokers would store it, and for what no request can carry."""
-    checked: str | None = ""  # most commits have one text for all partitions
-    for tp, (offset, metadata, epoch) in offsets.items():
-        if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= LAST_OFFSET:
-            raise ConfigError(
-                f"{tp.topic}:{tp.partition}: offset {offset!r} cannot be committed; give the offset of the next record "
-                "to read, 0 or more. To delete a committed offset, stop the group and use Kafka's DeleteOffsets"
-            )
-        if epoch > LAST_EPOCH:
-            raise ConfigError(
-                f"{tp.topic}:{tp.partition}: leader epoch {epoch} cannot be committed; leader epochs have 31 bits"
-            )
-        if metadata is not checked:
-            _check_metadata(tp, metadata or "")
-            checked = metadata
-
-
-def _check_metadata(tp: TopicPartition, metadata: str) -> None:
-    name = f"{tp.topic}:{tp.partition}"
-    try:
-        size = len(metadata.encode())
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{name}: the metadata {shown(metadata)} is no UTF-8: {error.reason}") from error
-    if size > MAX_METADATA_BYTES:
-        raise ConfigError(
-            f"{name}: metadata of {size} bytes cannot be committed; brokers accept 4096 bytes by default "
-            "(offset.metadata.max.bytes)"
-        )
 
 
 class PendingCommit:

@@ -1,14 +1,17 @@
-"""Converts the topics, partitions and offsets that users pass, from any collection and from types of other clients."""
+"""Converts and checks the topics, partitions, offsets, times and loads that users pass, from any collection and from
+types of other clients."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
+from allocator.core.errors import ConfigError
 from allocator.core.text.quoting import shown
-from allocator.core.types import OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
+from allocator.core.types import LAST_EPOCH, LAST_OFFSET, OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
 
-BY_PARTITION = "a dict by partition, such as {TopicPartition('orders', 0): 1204}"
+MAX_METADATA_BYTES: Final = 32_000  # a text has at most 32,767 bytes, with the topic id that `as_committed` adds
+_BY_PARTITION = "a dict by partition, such as {TopicPartition('orders', 0): 1204}"
 
 
 def as_topics(given: tuple[Any, ...]) -> tuple[str, ...]:
@@ -64,8 +67,66 @@ def as_offsets(given: Mapping[PartitionKey, Any]) -> dict[TopicPartition, Offset
     try:
         items = given.items()
     except AttributeError:
-        raise TypeError(f"offsets are {BY_PARTITION}, not {shown(given)}") from None
+        raise TypeError(f"offsets are {_BY_PARTITION}, not {shown(given)}") from None
     return {as_partition(partition): as_offset(offset) for partition, offset in items}
+
+
+def check_offsets(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    """Raises ConfigError for an offset below 0, because brokers would store it, and for what no request can carry."""
+    checked: str | None = ""  # most commits have one text for all partitions
+    for tp, (offset, metadata, epoch) in offsets.items():
+        if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= LAST_OFFSET:
+            raise ConfigError(
+                f"{tp.topic}:{tp.partition}: offset {offset!r} cannot be committed; give the offset of the next record "
+                "to read, 0 or more. To delete a committed offset, stop the group and use Kafka's DeleteOffsets"
+            )
+        if epoch > LAST_EPOCH:
+            raise ConfigError(
+                f"{tp.topic}:{tp.partition}: leader epoch {epoch} cannot be committed; leader epochs have 31 bits"
+            )
+        if metadata is not checked:
+            _check_metadata(tp, metadata or "")
+            checked = metadata
+
+
+def _check_metadata(tp: TopicPartition, metadata: str) -> None:
+    name = f"{tp.topic}:{tp.partition}"
+    try:
+        size = len(metadata.encode())
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name}: the metadata {shown(metadata)} is no UTF-8: {error.reason}") from error
+    if size > MAX_METADATA_BYTES:
+        raise ConfigError(
+            f"{name}: metadata of {size} bytes cannot be committed; brokers accept 4096 bytes by default "
+            "(offset.metadata.max.bytes)"
+        )
+
+
+def as_times(given: Mapping[PartitionKey, Any]) -> dict[TopicPartition, int]:
+    """Converts times by partition, in milliseconds since the epoch.
+
+    Raises TypeError, and ConfigError for a time below 0 or of more than 63 bits.
+    """
+    try:
+        found = {as_partition(partition): time for partition, time in given.items()}
+    except AttributeError:
+        raise TypeError(f"times are {_BY_PARTITION}, not {shown(given)}") from None
+    for (topic, number), time in found.items():
+        if not _is_number(time) or not 0 <= time <= LAST_OFFSET:
+            raise ConfigError(f"{topic}:{number}: a time is in milliseconds since the epoch, not {time!r}")
+    return found
+
+
+def as_load(given: Any) -> float:
+    """Converts a load, a finite number of at least 0. Raises TypeError for what is no number, and ValueError for other
+    numbers."""
+    try:
+        is_load = 0 <= given < float("inf")
+    except TypeError:
+        raise TypeError(f"a load is a finite number, at least 0, not {shown(given)}") from None
+    if not is_load:
+        raise ValueError(f"load = {given!r}: must be a finite number, at least 0")
+    return float(given)
 
 
 def _is_partition(given: Any) -> bool:

@@ -5,7 +5,7 @@ The rule from which the rest follows: if nothing is held, everything before the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple, Optional
 
@@ -35,10 +35,8 @@ class Hold:
     void = False
     """True once a seek or another log has replaced the records: finishing them marks no offset as done."""
 
-    def __init__(self, tenure: Progress, *, in_order: bool = False) -> None:
+    def __init__(self, tenure: Progress) -> None:
         self.tenure = tenure
-        self.in_order = in_order
-        """Whether the records after a refused one in the same call come again with it, so that they are refused too."""
         self.refused: set[Any] = set()
         """The records on which their user was told not to act, so that they are not done by this delivery. A record
         that came through a retry topic has its whole place, another one its offset."""
@@ -71,15 +69,7 @@ class Hold:
     def _held_from(self, place: Any, end: Any, called: Any) -> Any:
         """Returns the place from which on a False holds for what ends at `end`; None if nobody works on that.
         `called`: what the call here is for."""
-        units = [called] if called is not None and self.has(called, place) else self.running()
-        unit = next((each for each in units if self.has(each, place)), None)
-        if unit is None:
-            return None
-        return _first_of(unit) if self.in_order else place
-
-    def running(self) -> Sequence[Any]:
-        """Returns the records or batches for which calls run. May be called in any thread."""
-        return ()
+        return None
 
     def _unit_of_call(self) -> Any:
         call = _call_here.get()
@@ -92,28 +82,10 @@ class Hold:
     def end_before(self, offset: int) -> None:
         """Called when the bytes at `offset` do not decode, so that nothing from there on is delivered."""
 
-    def unstored_part(self, unit: Any) -> Any:
-        """Returns the part of a record or batch that the sink has not stored; None if it has stored it all."""
-        stored = self.tenure.stored()
-        if stored is None or stored <= _first_of(unit):
-            return unit
-        return unit.from_offset(stored) if stored < _end_of(unit) else None
-
-    def refused_of(self, unit: Any) -> list[Any]:
-        """Returns the places of the records of this record or batch on which the user was told not to act."""
-        return [place for place in list(self.refused) if self.has(unit, place)]
-
     def left_out(self) -> list[int]:
         """Returns the offsets among the refused places, without those of records that are done."""
         held = self.done()[0] if self.refused and self.busy else None
         return [each for each in list(self.refused) if isinstance(each, int) and held is not None and each >= held]
-
-    def begin_again(self, unit: Any) -> None:
-        """Called when this unit is delivered again: what was said before about its records counts no more."""
-        if self.in_order:
-            self.refused.clear()
-        else:
-            self.refused.difference_update(self.refused_of(unit))
 
     @property
     def has_outlived(self) -> bool:

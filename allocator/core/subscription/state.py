@@ -221,10 +221,6 @@ class SubscriptionState(Tenures[TopicPartitionState]):
             )
         self._of(partition).seek(position)
 
-    def fetch_again(self, partition: TopicPartition) -> None:
-        """Drops the records that were read ahead. The position stays, with its leader epoch and topic id."""
-        self._of(partition).fetch_again()
-
     def position(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         """Returns the offset of the next record to deliver; None if it is not known yet."""
         return self._of(partition).position

@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
-from collections.abc import Collection
-from typing import Any, Optional, Union
+from collections.abc import Awaitable, Collection
+from typing import Any, Optional, TypeVar, Union
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 
+from allocator.core.client import quoted
 from allocator.core.text import parse_json, shown
 from allocator.errors import AllocatorError, ConfigError
 from allocator.handlers.schemas.schema import (
@@ -27,6 +28,8 @@ from allocator.handlers.schemas.schema import (
 )
 
 log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
 
 MAX_BYTES = 4 << 20  # bytes of one response
 MAX_REFERENCES = 100  # references of one schema, including indirect ones
@@ -84,7 +87,7 @@ class Registry:
         """
         known = self._schemas.get(number)
         if known is None:
-            known = await self._fetch(number)
+            known = await self._masked(self._fetch(number))
             if len(self._schemas) >= MAX_CACHED:
                 self._schemas.clear()
             self._schemas[number] = known
@@ -95,6 +98,9 @@ class Registry:
 
         Raises ConfigError if there is no such subject, RegistryFailed, and MissingExtra.
         """
+        return await self._masked(self._latest(subject))
+
+    async def _latest(self, subject: str) -> Any:
         try:
             response = await self._request(f"/subjects/{quote(subject, safe='')}/versions/latest")
         except ConfigError:
@@ -105,6 +111,18 @@ class Registry:
             return None
         name, named = f"the latest schema of subject {subject}", await self._named(response)
         return reader_avro(_json_of(response), named, name)
+
+    async def _masked(self, result: Awaitable[Found]) -> Found:
+        """Returns the result. In its error, which may quote a schema, it masks the password and names the registry."""
+        try:
+            return await result
+        except (RegistryFailed, ConfigError) as error:
+            text = self._quoted(str(error))
+            raise type(error)(text if self.url in text else f"registry {self.url}: {text}") from None
+
+    def _quoted(self, text: str) -> str:
+        """Returns the beginning of a text of the registry, which may quote the header of the request."""
+        return quoted(text, (self._password or "",), before=(f"{self._user}:",) if self._user else ())
 
     async def _named(self, response: dict[str, Any]) -> dict[str, Any]:
         """Returns the Avro types that a schema refers to."""
@@ -123,7 +141,7 @@ class Registry:
         if kind == "PROTOBUF":
             files = [(path, await self._compiled(int(other["id"]))) for path, other in await self._references(response)]
             return protobuf_schema([*files, (f"schema-{number}.proto", await self._compiled(number))], name)
-        raise ConfigError(f"{name} has the type {shown(kind)}; only AVRO, PROTOBUF and JSON are supported")
+        raise ConfigError(f"{name} has the type {self._quoted(repr(kind))}; only AVRO, PROTOBUF and JSON are supported")
 
     async def _references(self, response: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         """Returns (name, response) of each schema that a schema refers to, after the references of that schema."""
@@ -146,7 +164,7 @@ class Registry:
         try:
             await follow(response.get("references"))
         except (KeyError, TypeError, ValueError) as error:
-            raise RegistryFailed(f"a reference of the response is not valid: {shown(error)}") from error
+            raise RegistryFailed(f"a reference of the response is not valid: {self._quoted(repr(error))}") from None
         return list(found.items())
 
     async def _compiled(self, number: int) -> bytes:
@@ -175,9 +193,11 @@ class Registry:
         except HTTPClientError as error:
             if error.code in (404, 422):
                 raise ConfigError(f"the registry {self.url} does not have it") from None
-            raise RegistryFailed(f"{self.url} responds {error.code}: {shown(error.message or '')}") from error
+            raise RegistryFailed(f"{self.url} responds {error.code}: {self._quoted(error.message or '')}") from None
         except (OSError, ValueError) as error:
-            raise RegistryFailed(f"{self.url} does not respond as a schema registry: {shown(error)}") from error
+            raise RegistryFailed(
+                f"{self.url} does not respond as a schema registry: {self._quoted(repr(error))}"
+            ) from None
         finally:
             client.close()
         if not isinstance(response, dict):

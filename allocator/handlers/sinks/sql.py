@@ -31,7 +31,16 @@ class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
             raise MissingExtra("SqlSink needs SQLAlchemy: pip install 'zk-partition-allocator[sql]'") from error
         self._owns_engine = isinstance(engine, str)
         # the ping detects a restarted server before a write fails
-        self.engine: Any = sqlalchemy.create_engine(engine, pool_pre_ping=True) if self._owns_engine else engine
+        self.engine: Any = engine
+        if self._owns_engine:
+            try:
+                url = sqlalchemy.make_url(engine)
+            except (ValueError, sqlalchemy.exc.ArgumentError):  # its text may quote the URL, which may have a password
+                raise ConfigError(
+                    "the URL of this SqlSink is not valid: write it as postgresql+psycopg://user:password@host/db with "
+                    "/ ? # @ : in the password as %2F %3F %23 %40 %3A"
+                ) from None
+            self.engine = sqlalchemy.create_engine(url, pool_pre_ping=True)
         if self.engine.dialect.name != "postgresql":
             raise ConfigError(f"SqlSink is for PostgreSQL, not {self.engine.dialect.name}; SqliteSink is for SQLite")
         self._text = sqlalchemy.text

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +26,10 @@ from urllib.parse import urlsplit
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.io.pyarrow import parquet_files_to_data_files
+from pyiceberg.utils.config import Config
 
+from allocator.core.client import quoted
+from allocator.core.text import text_of
 from allocator.errors import ConfigError
 from allocator.spark.archive.commits import ArchiveMismatch, Manifest, disk_full, is_full
 from allocator.spark.archive.read import reach_of
@@ -35,6 +39,7 @@ from allocator.spark.archive.table import TableStore
 _RETRIES = "commit.retry.num-retries"
 # the files have no field ids, so readers find columns by these names
 _NAMES = "schema.name-mapping.default"
+_SECRET = re.compile("credential|token|secret|password|key")  # in the name of a property of a catalog
 
 
 class IcebergStore(TableStore):
@@ -60,11 +65,12 @@ class IcebergStore(TableStore):
         """Raises ConfigError if the catalog has no usable configuration or does not respond."""
         try:
             self._catalog.table_exists(self._identifier)
-        except Exception as error:  # each kind of catalog has its own errors
+        except Exception as error:  # noqa: BLE001 - each kind of catalog has its own errors
+            text = quoted(text_of(error), _secrets(self._name), guess=True)
             raise ConfigError(
-                f"Iceberg catalog {self._name!r} cannot be used: {error}; configure it in .pyiceberg.yaml, or by "
+                f"Iceberg catalog {self._name!r} cannot be used: {text}; configure it in .pyiceberg.yaml, or by "
                 f"PYICEBERG_CATALOG__{self._name.upper()}__URI and the like"
-            ) from error
+            ) from None
 
     def live(self) -> list[Manifest]:
         """Returns one manifest with the whole state of the table, or none before the first commit. Raises
@@ -151,3 +157,11 @@ class IcebergStore(TableStore):
             with change.update_snapshot(snapshot_properties=about).fast_append() as snapshot:
                 for file in parquet_files_to_data_files(self._table.io, metadata, paths):
                     snapshot.append_data_file(file)
+
+
+def _secrets(catalog: str) -> list[str]:
+    """Returns the values of the catalog's secret properties, the secret of "id:secret", and the passwords of URLs."""
+    properties = Config().get_catalog_config(catalog) or {}
+    values = [str(value) for name, value in properties.items() if _SECRET.search(name)]
+    passwords = [urlsplit(str(value)).password or "" for value in properties.values()]
+    return [*passwords, *(part for value in values for part in (value, value.partition(":")[2]))]

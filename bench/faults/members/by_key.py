@@ -10,30 +10,43 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from allocator import AllocatorError, Consumer, RebalanceListener, Record, TopicPartition, ZooKeeper
+from allocator import AllocatorError, Consumer, OffsetAndMetadata, RebalanceListener, Record, TopicPartition, ZooKeeper
 from allocator.daemon.stacks import dump_when_stuck
 from bench.faults.journal import Journal
 
 
 def journal_commits(consumer: Consumer, journal: Journal) -> None:
-    """Makes the consumer write its commits to the journal, through a private method: there is no public hook."""
+    """Makes the consumer write its commits to the journal, through private methods: there is no public hook."""
     commits = consumer._member.commits
-    commit = commits.commit
+    create, commit_done = commits._call, commits.commit_done
 
-    async def journalled(offsets: Mapping[TopicPartition, Any]) -> None:
-        noted = {p.partition: getattr(each, "offset", each) for p, each in offsets.items()}
+    def noted(**options: Any) -> Any:
+        call = create(**options)
+        stored = call.stored
+
+        def journalled(sent: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+            stored(sent)
+            done = {p.partition: call._noted[p][3] for p, each in sent.items() if each.metadata}
+            runs = {partition: each.runs for partition, each in done.items() if each}
+            journal.commit({p.partition: each.offset for p, each in sent.items()}, done=runs)
+
+        call.stored = journalled  # type: ignore[method-assign]
+        return call
+
+    async def tried(partitions: Iterable[TopicPartition] | None = None, **options: Any) -> None:
+        wanted = None if partitions is None else frozenset(partitions)
+        offsets = {p.partition: each.offset for p, each in commits._done(wanted).items()}
         try:
-            await commit(offsets)
+            await commit_done(wanted, **options)
         except AllocatorError as error:
-            journal.refused(noted, error)
+            journal.refused(offsets, error)
             raise
-        done = {p.partition: each.done.runs for p, each in offsets.items() if getattr(each, "done", None)}
-        journal.commit(noted, done=done)
 
-    commits.commit = journalled  # type: ignore[method-assign]
+    commits._call = noted  # type: ignore[method-assign]
+    commits.commit_done = tried  # type: ignore[method-assign]
 
 
 class Service(RebalanceListener):
@@ -65,12 +78,13 @@ class Service(RebalanceListener):
         """Works for a random time, waits for a valid lease, and writes the effect. Fails at random."""
         began = time.monotonic()
         await asyncio.sleep(self.settings["work_s"] * random.choice((1, 1, 1, 50)))
+        ended = time.monotonic()
         while not self.consumer.may_act():
             await self.consumer.until_may_act()
-            began = time.monotonic()
+            began = ended = time.monotonic()
         if random.random() < 0.01:
             raise ValueError("bad luck")
-        self.journal.did(record.partition, record.offset, began, key=record.key.decode())
+        self.journal.did(record.partition, record.offset, began, ended, key=record.key.decode())
 
     async def run(self) -> None:
         stop = asyncio.Event()

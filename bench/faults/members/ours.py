@@ -80,14 +80,15 @@ class Service(RebalanceListener):
         tenure = self.tenures.get(partition)
         began = time.monotonic()
         await asyncio.sleep(self.settings["work_s"])
+        ended = time.monotonic()
         while not self.consumer.may_act():
             try:
                 await self.consumer.until_may_act()
             except NotOwned:  # the partition was lost meanwhile; its next owner has the record
                 return
-            began = time.monotonic()
+            began = ended = time.monotonic()
         if tenure is not None and self.tenures.get(partition) is tenure:
-            self.journal.did(record.partition, record.offset, began)
+            self.journal.did(record.partition, record.offset, began, ended)
             self.done[partition] = record.offset + 1
 
     async def run(self) -> None:

@@ -105,9 +105,10 @@ class Member:
                 for record in records:
                     began = time.monotonic()
                     time.sleep(self.settings["work_s"])
+                    ended = time.monotonic()
                     if not partitioner.acquired:
                         return
-                    self.journal.did(partition.partition, record.offset, began)
+                    self.journal.did(partition.partition, record.offset, began, ended)
                     self.done[partition.partition] = record.offset + 1
             if time.monotonic() - committed > self.settings["commit_s"]:
                 self.commit()

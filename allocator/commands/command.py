@@ -4,12 +4,17 @@ The znode is persistent, plain JSON, and replaced by compare-and-set (`command_s
 
     {"format": 1, "orders": [
       {"id": "o-5f3a9c21", "kind": "cordon", "arguments": {"member": "billing-web1"}, "who": "alice@ops1",
-       "when": 1767225600000, "why": "its disk is failing", "expires": 1767312000000, "results": []}]}
+       "when": 1767225600000, "why": "its disk is failing", "expires": 1767312000000, "results": [], "topics": {}}]}
 
 `when` and `expires` are milliseconds since the epoch, by the clock of the process that wrote them; `expires` may be
 null. `arguments` depend on the kind (`KINDS`). A partition argument is written as in all znodes: {"orders": "0-3,7"}.
 Kinds that are carried out once for each partition have `results`: {"when": ms, "by": "<member id>",
 "partitions": {"orders": "0"}, "what": "sought to 42"}. Such a command is done when its results name all its partitions.
+
+`topics` has topic -> topic id for a kind about offsets, which mean nothing in a later topic of the same name. The
+operator's process writes it if it knows the brokers, or else the first owner that reads the command. Brokers before 2.8
+have no ids. A member of a version before `topics` ignores it, and drops it when it writes to the znode; an owner then
+writes it again.
 
 A command of an unknown kind, or with wrong arguments, stays in the znode and has no effect; `Command.fault` names the
 fault. The first write after a day removes expired and done commands.
@@ -136,6 +141,8 @@ class CommandKind:
     """The actor that carries it out: the leader, or each member that owns some of its partitions."""
     once: bool = False
     """Whether a command of this kind is carried out once for each of its partitions, and is done after that."""
+    names_offsets: bool = False
+    """Whether it is about places in a log, so that it applies only to the topic for which it was given."""
     words: Callable[[Mapping[str, Any]], str] = lambda arguments: ""
     """Describes the arguments, apart from `partitions`, in a few words."""
 
@@ -220,6 +227,7 @@ _KINDS = (
         "Skip the record at OFFSET of PARTITION: the handler does not get it, and it counts as done.",
         {"partitions": partitions_argument, "offset": offset_argument},
         acts="owner",
+        names_offsets=True,
         words=lambda given: f"at {given['offset']}",
     ),
     CommandKind(
@@ -229,6 +237,7 @@ _KINDS = (
         subject=("partitions",),
         acts="owner",
         once=True,
+        names_offsets=True,
         words=lambda given: f"to {given['to']}",
     ),
 )
@@ -281,6 +290,8 @@ class Command:
     expires: Optional[int] = None
     """Milliseconds since the epoch, None for never."""
     results: tuple[CommandResult, ...] = ()
+    topics: Mapping[str, str] = field(default_factory=dict)
+    """Topic -> id of the topic that the command is for; without those that are not known."""
 
     @classmethod
     def make(
@@ -349,6 +360,10 @@ class Command:
         """Whether the command is carried out once for each partition, and every partition has a result."""
         return self.fault is None and KINDS[self.kind].once and not self.left
 
+    def is_for(self, topic: str, *ids: object) -> bool:
+        """Returns whether the topic with these ids, of which some may be None, can be the one it was given for."""
+        return len({str(each) for each in (self.topics.get(topic), *ids) if each is not None}) < 2
+
     def expired(self, now_ms: int) -> bool:
         """Whether it has expired at `now_ms`."""
         return self.expires is not None and self.expires <= now_ms
@@ -383,6 +398,10 @@ class Command:
             why=_bounded(path, "why", doc.get("why", "")),
             expires=optional(check_number, path, doc, "expires"),
             results=tuple(CommandResult._of(path, each, budget) for each in results),
+            topics={
+                topic: _bounded(path, "topics", topic_id)
+                for topic, topic_id in check_mapping(path, "topics", doc.get("topics", {})).items()
+            },
         )
         if command.fault is None and "partitions" in arguments:
             budget.take(path, arguments["partitions"])  # counts the partitions of all commands together
@@ -463,6 +482,15 @@ class Commands:
         """Returns the commands with further results for that command; unchanged if the command does not exist."""
         return Commands(tuple(each._with(results) if each.id == command_id else each for each in self.entries))
 
+    def with_topics(self, command_id: str, topics: Mapping[str, str]) -> Commands:
+        """Returns the commands with the ids of topics for that command; the ids that it has stay."""
+        return Commands(
+            tuple(
+                replace(each, topics={**topics, **each.topics}) if each.id == command_id else each
+                for each in self.entries
+            )
+        )
+
     @staticmethod
     def encode_entry(entry: Union[Command, CommandResult]) -> bytes:
         """Encodes a result, or a command without its results, for a store that keeps commands and results
@@ -523,6 +551,10 @@ class CommandKeeper(Protocol):
 
     async def add_results(self, command_id: str, results: Collection[CommandResult]) -> object:
         """Adds a member's results to a command that is carried out once. Does nothing if the command was removed."""
+
+    async def add_topics(self, command_id: str, topics: Mapping[str, str]) -> object:
+        """Adds the ids of topics to a command that lacks them. Does nothing if the command was removed, or if the
+        storage cannot do that without a race against its removal."""
 
 
 Entry = TypeVar("Entry", Command, CommandResult)

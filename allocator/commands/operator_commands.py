@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 from allocator.commands.command import (
     KEPT,
+    KINDS,
     NOT_KEPT,
     OWNERS_KINDS,
     Command,
@@ -32,6 +33,7 @@ REMEDIES = {
     "quarantine": "this member has no dead-letter topic for its records; use pause",
 }
 """The kinds of commands that only some members can follow -> the reason of the others, with the remedy."""
+OTHER_TOPIC = "not for this topic, which was created after the command was given, or in another cluster"
 
 
 class OperatorCommands:
@@ -55,8 +57,11 @@ class OperatorCommands:
         """The lock to hold while a seek sets the position, the sink and the committed offset of a partition."""
         self._results: defaultdict[str, _Results] = defaultdict(_Results)
         """Command id -> its results that are not written yet."""
-        self._held_back: Counter[TopicPartition] = Counter()
-        """Partition -> number of seeks that set the offset in the sink, or wait for another seek that does."""
+        self._under_way: dict[tuple[str, TopicPartition], Tenure | None] = {}
+        """Seek that is under way -> the tenure whose position it has set; None: none yet."""
+        self._named: set[tuple[str, str]] = set()
+        """Command id and topic of each topic id that this member adds to a command."""
+        self._paused: set[TopicPartition] = set()
         self._in_effect: dict[str, str] = {}
         """Command id -> text of each command that currently affects partitions of this member."""
 
@@ -69,6 +74,7 @@ class OperatorCommands:
         known = {command.id for command in commands.entries}
         self._begun = {each for each in self._begun if each[0] in known}
         self._former = {each: offset for each, offset in self._former.items() if each[0] in known}
+        self._named = {each for each in self._named if each[0] in known}
         self.apply()
 
     def apply(self) -> None:
@@ -84,17 +90,20 @@ class OperatorCommands:
         is_known = processor is not None or self._consumer.state.reader.reads  # else `process` may follow
         paused: set[TopicPartition] = set()
         quarantined: dict[TopicPartition, str] = {}
-        skipped: defaultdict[TopicPartition, set[int]] = defaultdict(set)
+        skipped: defaultdict[TopicPartition, dict[int, str | None]] = defaultdict(dict)
         in_effect: dict[str, str] = {}
         for command in in_force:
-            ours = command.partitions & self._consumer.state.owned
+            owned = command.partitions & self._consumer.state.owned
+            ours = frozenset(partition for partition in owned if self._is_for(command, partition))
+            if KINDS[command.kind].names_offsets:
+                self._name_topics(command, ours)
             words = f"{command}, by {command.who}" + (f": {command.why}" if command.why else "")
             if ours and command.kind != "seek" and command.kind not in refused:
                 in_effect[command.id] = words
             if command.kind == "pause":
                 paused |= command.partitions
             elif command.kind == "seek":
-                self._seek_all(command, ours & command.left)
+                self._seek_all(command, owned & command.left)
             elif command.kind in refused:
                 if is_known:
                     self._tell(command, ours, NOT_KEPT + REMEDIES[command.kind])
@@ -102,19 +111,56 @@ class OperatorCommands:
                 self._tell(command, ours, KEPT)
                 quarantined.update(dict.fromkeys(command.partitions, words))
             else:
+                self._tell(command, owned - ours, NOT_KEPT + OTHER_TOPIC)
                 self._tell(command, ours, KEPT)
                 for partition in command.partitions:
-                    skipped[partition].add(command.arguments["offset"])
+                    skipped[partition][command.arguments["offset"]] = command.topics.get(partition.topic)
         for words in [each for id, each in in_effect.items() if id not in self._in_effect]:
             log.warning("%s: an operator command takes effect: %s", self._consumer.group, words)
         for words in [each for id, each in self._in_effect.items() if id not in in_effect]:
             log.warning("%s: an operator command is no longer in effect here: %s", self._consumer.group, words)
         self._in_effect = in_effect
-        self._consumer.state.hold_back(frozenset(paused.union(+self._held_back)))
-        self._consumer.fetcher.wake()
+        self._paused = paused
+        self._hold_back()
         if processor is not None:
-            offsets = {partition: frozenset(each) for partition, each in skipped.items()}
-            processor.command(RecordCommands(quarantined, offsets))
+            processor.command(RecordCommands(quarantined, skipped))
+
+    def _hold_back(self) -> None:
+        """Holds back the records of paused partitions, and of those whose position a seek has still to set: the handler
+        must not get the records that the seek skips, and a sink refuses those before its offset."""
+        state = self._consumer.state
+        waiting = {p for (_, p), sought in self._under_way.items() if sought is not state.assignment.get(p, sought)}
+        state.hold_back(frozenset(self._paused | waiting))
+        self._consumer.fetcher.wake()
+
+    def _topic_ids(self, partition: TopicPartition) -> tuple[Any, Any]:
+        """Returns the id of the topic that is read, and of the topic that the brokers have; None where unknown."""
+        consumer = self._consumer
+        return consumer.state.topic_id(partition), consumer.client.topic_id(partition.topic)
+
+    def _is_for(self, command: Command, partition: TopicPartition) -> bool:
+        """Returns whether the partition is that of the topic for which the command was given, as far as is known."""
+        return not KINDS[command.kind].names_offsets or command.is_for(partition.topic, *self._topic_ids(partition))
+
+    def _name_topics(self, command: Command, ours: Partitions) -> None:
+        """Adds the ids of topics to a command that was given without them."""
+        ids = {p.topic: read or there for p in ours for read, there in [self._topic_ids(p)] if read or there}
+        missing = {
+            topic: str(each)
+            for topic, each in ids.items()
+            if topic not in command.topics and (command.id, topic) not in self._named
+        }
+        if missing:
+            self._named.update((command.id, topic) for topic in missing)
+            self._consumer.start_task(self._add_topics(command.id, missing), "command")
+
+    async def _add_topics(self, command_id: str, topics: Mapping[str, str]) -> None:
+        assert self._store is not None
+        try:
+            await self._store.add_topics(command_id, topics)
+        except AllocatorError as error:
+            self._named.difference_update((command_id, topic) for topic in topics)  # the next `apply` tries again
+            log.warning("%s: the topics of command %s are not written: %s", self._consumer.group, command_id, error)
 
     def _tell(self, command: Command, ours: Partitions, what: str) -> None:
         """Reports whether this member follows the command, unless that is the last report about a partition. Without a
@@ -134,6 +180,7 @@ class OperatorCommands:
         for partition in partitions:
             if (command.id, partition) not in self._begun:
                 self._begun.add((command.id, partition))
+                self._under_way[command.id, partition] = None
                 self._consumer.start_task(self._seek(command, partition), "command")
 
     async def _seek(self, command: Command, partition: TopicPartition) -> None:
@@ -152,29 +199,41 @@ class OperatorCommands:
                     await consumer.fetcher.news(RETRY_S)
                     continue
                 try:
-                    async with self._turn(partition):
+                    async with self._seeking[partition]:
                         tenure, newest = consumer.state.assignment.get(partition), self._is_newest(command, partition)
+                        is_ours = self._is_for(command, partition)
                         # a new tenure starts at a position of its own, so seek again
-                        if newest and (sought is None or sought[0] is not tenure):
+                        if newest and is_ours and (sought is None or sought[0] is not tenure):
                             if not self._is_left(command, partition):  # another owner has sought meanwhile
                                 is_over = True
                                 return
                             found = await self._seek_once(command, partition)
                             sought = None if found is None else (tenure, *found)
-                        if newest and sought is not None:
+                            self._under_way[command.id, partition] = None if found is None else tenure
+                            self._hold_back()
+                        if newest and is_ours and sought is not None:
                             await consumer.commit_sought(partition)
-                    if not newest or sought is not None:
-                        replaced = "not carried out: a later seek replaces it, or it was withdrawn or has expired"
-                        is_over = await self._report(
-                            command, frozenset({partition}), replaced if sought is None else sought[2]
-                        )
+                    if not (newest and is_ours) or sought is not None:
+                        why = OTHER_TOPIC if newest else "a later seek replaces it, or it was withdrawn or has expired"
+                        what = f"not carried out: {why}" if sought is None else sought[2]
+                        if newest and not is_ours:
+                            words = f"{command}, by {command.who}"
+                            log.warning("%s: %s:%d: %s: %s", consumer.group, *partition, words, what)
+                        self._end(command, partition)
+                        is_over = await self._report(command, frozenset({partition}), what)
                         return
                 except AllocatorError as error:
                     log.warning("%s: %s:%d: retrying the operator's seek: %s", consumer.group, *partition, error)
                 await asyncio.sleep(RETRY_S)
         finally:
+            self._end(command, partition)
             if not is_over:
                 self._begun.discard((command.id, partition))
+
+    def _end(self, command: Command, partition: TopicPartition) -> None:
+        """Delivers the records of the partition again, unless something else holds them back."""
+        self._under_way.pop((command.id, partition), None)
+        self._hold_back()
 
     async def _seek_once(self, command: Command, partition: TopicPartition) -> tuple[int, str] | None:
         """Seeks. Returns the offset and the text of the result; None if the partition drains or has left, or if the
@@ -182,18 +241,19 @@ class OperatorCommands:
         consumer = self._consumer
         offset, clipped = await self._offset(partition, command.arguments["to"])
         tenure = consumer.state.assignment.get(partition)
+        topic_id = command.topics.get(partition.topic) or consumer.state.topic_id(partition)
         if not self._is_newest(command, partition) or tenure is None:
             return None
         # the position is beyond the records that wait for the handler, which the seek drops; a repetition keeps the
         # offset of the first attempt, whose commit may have succeeded
         before = tenure.done()[0] if tenure.can_commit else None
-        if not consumer.sought(partition, offset):
+        if not consumer.sought(partition, offset, topic_id):
             return None
         if before is not None:
             before = self._former.setdefault((command.id, partition), before)
         # the user may have sought while the sink waited for the records in hand
         if consumer.sink is not None and not (
-            await consumer.sink.rewind(partition, offset) and consumer.sought(partition, offset)
+            await consumer.sink.rewind(partition, offset) and consumer.sought(partition, offset, topic_id)
         ):
             return None
         what = f"sought to {offset}{clipped}" + ("" if before is None else f" from {before}")
@@ -207,25 +267,6 @@ class OperatorCommands:
     def _is_newest(self, command: Command, partition: TopicPartition) -> bool:
         """Returns whether this seek still counts for the partition."""
         return self._newest_seek.get(partition) == command.id
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, partition: TopicPartition) -> AsyncIterator[None]:
-        """Waits until no other seek of the partition is under way.
-
-        With a sink, holds the records back from now until the end, because the sink refuses those before its offset.
-        """
-        if self._consumer.sink is None:
-            async with self._seeking[partition]:
-                yield
-            return
-        self._held_back[partition] += 1
-        self.apply()
-        try:
-            async with self._seeking[partition]:
-                yield
-        finally:
-            self._held_back[partition] -= 1
-            self.apply()
 
     async def _offset(self, partition: TopicPartition, to: str) -> tuple[int, str]:
         """Returns the offset to seek, and a text if the log does not have the offset of the command."""

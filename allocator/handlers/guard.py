@@ -25,9 +25,17 @@ class Skipped(KeptBack):
     """This record counts as done."""
 
 
-def guard_of(commands: RecordCommands, partition: TopicPartition) -> Guard | None:
-    """Returns the check for a partition; None if no operator command concerns its records."""
-    reason, offsets = commands.quarantined.get(partition), commands.skipped.get(partition)
+def guard_of(commands: RecordCommands, partition: TopicPartition, topic_id: object) -> Guard | None:
+    """Returns the check for records of a partition; None if no operator command concerns them.
+
+    `topic_id`: the id of their topic, None if it is unknown.
+    """
+    reason = commands.quarantined.get(partition)
+    offsets = {
+        offset
+        for offset, given in commands.skipped.get(partition, {}).items()
+        if None in (given, topic_id) or given == str(topic_id)
+    }
     if reason is None and not offsets:
         return None
 

@@ -19,7 +19,6 @@ from allocator.handlers.handlers import Handler, check_done
 from allocator.handlers.results import Results, produced
 from allocator.handlers.subprocesses import Children
 from allocator.handlers.window import Unit, offset_of
-from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     from allocator.producer import TakenRecord
@@ -36,7 +35,6 @@ RECORDS_A_HOP = 64  # maximum number of records in a job with several lanes
 class LaneOwner(Hold):
     """Worker of the partition that a lane belongs to: the hold of the records for which its lanes call the handler."""
 
-    partition: TopicPartition
     stopping: bool
     stopped: asyncio.Event
     """Set together with `stopping`."""
@@ -48,6 +46,9 @@ class LaneOwner(Hold):
 
     def __init__(self, tenure: TopicPartitionState, *, in_order: bool) -> None:
         super().__init__(tenure)
+        self.partition = tenure.partition
+        self.topic_id = tenure.topic_id
+        """The id of the topic of its records; None if it is unknown."""
         self.in_order = in_order
         """Whether the records after a refused one in the same call come again with it, so that they are refused too."""
 
@@ -332,7 +333,7 @@ class Lanes:
     async def _turn(self, lane: Lane, entered: Call, finished: list[Unit]) -> BaseException | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
         commands, kept = self.commands, self._results.exactly_once
-        guard = guard_of(commands, worker.partition)
+        guard = guard_of(commands, worker.partition, worker.topic_id)
         clock = asyncio.get_running_loop().time
         ends = clock() + SLICE_S
         while units:
@@ -445,7 +446,7 @@ class Lanes:
             call = self._handler.call_plain if self._children is None else partial(self._children.call, lane)
             error: BaseException | None = None
             count, worker, begun = 0, lane.worker, now
-            guard = guard_of(commands, worker.partition)
+            guard = guard_of(commands, worker.partition, worker.topic_id)
             entered = worker.enter()  # in the context of this thread, which runs no other code
             for unit in units:
                 if now >= ends or worker.stopping or self.commands is not commands or not may_act():

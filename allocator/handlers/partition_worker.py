@@ -39,7 +39,6 @@ class PartitionWorker(LaneOwner):
         tenure = state.assignment[partition]
         super().__init__(tenure, in_order=work.by_batch)
         before = [hold for hold in tenure.holds if hold.busy]
-        self.partition = partition
         self.stopping = False
         self.stopped = asyncio.Event()
         self.admission = Admission(
@@ -194,7 +193,7 @@ class PartitionWorker(LaneOwner):
 
     def keep_back(self) -> None:
         """Ends the waits of those failed records that an operator command keeps from the handler."""
-        guard = guard_of(self._work.lanes.commands, self.partition)
+        guard = guard_of(self._work.lanes.commands, self.partition, self.topic_id)
         if guard is None or self.is_paused:
             return
         for lane in list(self._waiting):

@@ -16,6 +16,7 @@ from allocator.core.settings import DEFAULT, check_topic, names_arguments
 from allocator.core.text import shown
 from allocator.documents import to_ranges
 from allocator.errors import CommandRefused, ConfigError
+from allocator.operate.command_check import Checked
 from allocator.operate.command_report import CommandReport, command_reports, unknown_to_all
 from allocator.operate.group_reader import describe, list_groups
 from allocator.operate.group_report import GroupState
@@ -36,7 +37,7 @@ NOT_OURS = (
     "assigns the partitions, so such commands have no effect"
 )
 
-Check = Callable[[Command], Awaitable[str]]
+Check = Callable[[Command], Awaitable[Checked]]
 WITHDRAWN_BY_PARTITION = tuple(kind.name for kind in KINDS.values() if "partitions" in kind.arguments and not kind.once)
 
 
@@ -49,8 +50,8 @@ async def no_group(zk: ZooKeeperClient, group: str, root: str) -> CommandRefused
 class CommandsFromOutside:
     """The operator commands of one group, which `GroupCommands` describes. Subclasses read the members of the group.
 
-    `check` is called with each command before it is written. It returns a note for the operator, or raises an error to
-    refuse the command.
+    `check` is called with each command before it is written. It returns a note for the operator and the ids of the
+    topics, or raises an error to refuse the command.
     """
 
     def __init__(
@@ -273,17 +274,17 @@ class CommandsFromOutside:
         kind = KINDS.get(command.kind)
         if members and kind is not None and kind.acts == "owner" and unknown_to_all(command, members):
             raise CommandRefused(f"no member of the group {self._group!r} executes {command.kind!r} commands")
-        note = "" if self._check is None or not of_topics else await self._check(command)
+        checked = Checked() if self._check is None or not of_topics else await self._check(command)
 
         def put(commands: Commands) -> Commands:
             nonlocal command
-            command = make(commands)
+            command = replace(make(commands), topics=dict(checked.topics))
             return commands.put(command, wall_ms())
 
         await self._commands.change(put)
         _, pending = counting([command], members, {})
         state, why = pending.get(command.id, ("given", "" if members else "the group has no member"))
-        return CommandReport(command, state, "; ".join(filter(None, (why, note))))
+        return CommandReport(command, state, "; ".join(filter(None, (why, checked.note))))
 
     async def _withdraw(
         self,

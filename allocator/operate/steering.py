@@ -52,7 +52,8 @@ class Rehearsal:
 
     def __init__(self, commands: CommandKeeper) -> None:
         self.given: list[Command] = []
-        self.read, self.remove, self.add_results = commands.read, commands.remove, commands.add_results
+        self.read, self.remove = commands.read, commands.remove
+        self.add_results, self.add_topics = commands.add_results, commands.add_topics
 
     async def change(self, change: Callable[[Commands], Commands]) -> None:
         before = await self.read()

@@ -114,6 +114,10 @@ class CommandTopic:
                 new = [each for each in results if each not in command.results]
                 await self._write(client, [result_record(command_id, each) for each in new])
 
+    async def add_topics(self, command_id: str, topics: Mapping[str, str]) -> None:
+        """Does nothing: a write could restore a command that was just withdrawn. Its operator knows the brokers, and so
+        has written the ids."""
+
     # -- members -------------------------------------------------------------------------------------------------
 
     def watch(self, client: KafkaClient) -> None:
@@ -141,6 +145,8 @@ class CommandTopic:
                 try:
                     if self._exists(client) and client.broker_version >= OLDEST:
                         await self._follow(client, notify, began)
+                        await client.refresh()
+                        continue
                     if known != Commands():  # the topic was deleted, perhaps while it could not be read
                         notify(Commands())
                     began.set()
@@ -163,15 +169,24 @@ class CommandTopic:
             remove()
 
     async def _follow(self, client: KafkaClient, notify: Callable[[Commands], None], began: asyncio.Event) -> None:
-        """Follows the topic. Returns when it was deleted, or deleted and created again."""
-        assert self.topic is not None
-        topic_id, looked = client.topic_id(self.topic), time.monotonic()
+        """Follows the topic. Returns when it was deleted, and when it may have been created again: brokers before 2.8
+        do not tell, so the caller reads it again from its start."""
+        topic = self.topic
+        assert topic is not None
+        topic_id, looked = client.topic_id(topic), time.monotonic()
         async with self._consumer() as consumer:
-            records, at = CommandRecords(), TopicPartition(self.topic, 0)
+            records, at = CommandRecords(), TopicPartition(topic, 0)
             end = (await consumer.end_offsets([at]))[at]
             changed, expiry = True, None
-            while self._exists(client) and client.topic_id(self.topic) == topic_id:
+            doubts = consumer._member.state.doubts
+
+            def is_same() -> bool:
+                return client.topic_id(topic) == topic_id and not doubts[topic] and not consumer._member.losses
+
+            while self._exists(client) and is_same():
                 batch = await consumer.getbatch(TURN_S if began.is_set() else 0.05)
+                if not is_same():
+                    continue
                 for record in batch or ():
                     changed = records.add(record.key, record.value) or changed
                 now_ms = wall_ms()

@@ -773,6 +773,11 @@ class ProgressMachine(RuleBasedStateMachine):
                 self.oracle.reported(command_id, partition, done=result.what.startswith("sought"))
         await self._tell()
 
+    async def add_topics(self, command_id: str, topics: Any) -> None:
+        """Stores the ids of a command's topics. Called by the consumers."""
+        self.commands = self.commands.with_topics(command_id, topics)
+        await self._tell()
+
     # -- the cluster ---------------------------------------------------------------------------------------------
 
     @event(

@@ -15,9 +15,11 @@ from click.testing import CliRunner
 
 from allocator import KafkaGroupCommands
 from allocator.cli.commands import main
+from allocator.core.consumer import client_of
 from allocator.core.errors import CommandRefused
 from allocator.testing import LocalCluster, wait_until_async
 from tests.consumer.real_service import Handler, Service
+from tests.inside import member_of
 
 
 async def test_members_over_kafka_obey_commands_and_their_undoing(
@@ -53,6 +55,7 @@ async def test_members_over_kafka_obey_commands_and_their_undoing(
             assert (skip["kind"], skip["state"], skip["why"]) == ("skip", "given", "it never works")
             assert "@" in skip["who"]
             assert skip["when"] > 0
+            assert skip["topics"] == {topic: str(client_of(consumer).topic_id(topic))}
             await command("skip", group, f"{topic}:0", "2", "--undo")
             assert await listed() == []
 
@@ -107,3 +110,21 @@ async def test_members_over_kafka_obey_commands_and_their_undoing(
             assert batch is not None
             await commands.remove(*(each.command.id for each in await commands.list()))
             assert await commands.list() == []
+
+
+async def test_members_follow_a_command_topic_that_was_created_again_without_an_id(
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
+) -> None:
+    cluster = cluster_factory(kafka="1.1.1")
+    topic = topic_factory(3, cluster=cluster)
+    service = Service(cluster, topic, group, "kafka", 3)
+    operator = KafkaGroupCommands(cluster.bootstrap, group, create=True, timeout_s=60)
+    async with operator as commands, service.consumer() as consumer:
+        for each in ("one", "two", "three"):  # more records than in the next topic
+            await commands.pause([(topic, 2)], why=each)
+        await commands.pause([(topic, 0)])
+        state = member_of(consumer).state
+        await wait_until_async(lambda: {p.partition for p in state.held_back} == {0, 2}, 60, "the pauses")
+        await asyncio.to_thread(cluster.delete_topic, f"{group}.orders")
+        await commands.pause([(topic, 1)])
+        await wait_until_async(lambda: {p.partition for p in state.held_back} == {1}, 60, "the new pause")

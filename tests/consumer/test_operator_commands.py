@@ -534,3 +534,27 @@ async def test_a_command_is_kept_again_once_an_owner_can_follow_it(
             await service.produce(0, 1)
         (report,) = await commands.list()
         assert len(report.command.results) == 1, "only the last report counts"
+
+
+async def test_a_skip_ends_when_its_topic_is_created_again(service: Service) -> None:
+    handled: list[int] = []
+
+    async def handle(record: Record) -> None:
+        handled.append(int(record.value))
+
+    await service.produce(0, 10)
+    async with operator(service) as commands, handling(service.consumer(), handle, True):
+        await wait_until_async(lambda: len(handled) == 10, 30, "the records")
+        given = (await commands.skip(service.partitions[0], 5)).command
+
+        async def is_named() -> bool:
+            return any(each.command.topics for each in await commands.list())
+
+        await wait_until_async(is_named, 30, "the id of the topic")
+        await asyncio.to_thread(service.cluster.delete_topic, service.topic)
+        await asyncio.to_thread(service.cluster.create_topic, service.topic, 1)
+        await service.produce(100, 110)
+        await wait_until_async(lambda: 109 in handled, 60, "the records of the next topic")
+        assert sorted(handled) == [*range(10), *range(100, 110)]
+        assert "not for this topic" in await until_state(commands, "not kept")
+        assert [each.command.id for each in await commands.list()] == [given.id]

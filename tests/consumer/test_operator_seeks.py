@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
 
 from allocator.commands.command import Command, CommandResult, Commands
 from allocator.commands.operator_commands import OperatorCommands
@@ -73,8 +76,8 @@ class Resetting(Core):
 
     was_reset = False
 
-    def sought(self, partition: TopicPartition, offset: int) -> bool:
-        done = super().sought(partition, offset)
+    def sought(self, partition: TopicPartition, offset: int, topic_id: object = None) -> bool:
+        done = super().sought(partition, offset, topic_id)
         if not self.was_reset:
             self.was_reset = True
             self.state.assignment[partition].reset(EARLIEST)
@@ -92,6 +95,7 @@ async def test_a_seek_to_an_offset_that_is_deleted_meanwhile_is_committed_before
         await asyncio.sleep(0)
     assert store.results == []
     core.state.assignment[partition].complete_reset(OffsetAndMetadata(5, "", -1), None)
+    core.wake()
     await wait_until_async(lambda: store.results, 30, "the result")
     assert core.cluster.committed == {partition: 5}
     await core.tasks.close()
@@ -133,4 +137,56 @@ async def test_the_result_of_a_seek_names_the_first_record_that_is_not_done() ->
     commands.apply()
     await wait_until_async(lambda: store.results, 30, "the result")
     assert [each.what for each in store.results] == ["sought to 3 from 2"]
+    await core.tasks.close()
+
+
+class InAnotherTopic(Core):
+    def topic_id(self, topic: object) -> str:
+        return "present"
+
+
+@pytest.mark.parametrize("to", ["3", "latest"])
+async def test_a_seek_in_a_former_topic_moves_no_position_in_the_next(to: str) -> None:
+    core, store, partition = await owner(InAnotherTopic)
+    arguments = {"partitions": {"t": "0"}, "to": to}
+    given = Command.make("seek", arguments, who="alice", now_ms=0, expires=None)
+    commands = OperatorCommands(core)  # type: ignore[arg-type]
+    commands.take(Commands().put(replace(given, topics={"t": "former"}), 0), store)  # type: ignore[arg-type]
+    await wait_until_async(lambda: store.results, 30, "the result")
+    assert store.results[0].what.startswith("not carried out: not for this topic")
+    assert core.positions == {partition: 0}
+    assert core.state.is_fetchable(partition)
+    await core.tasks.close()
+
+
+class Slow(Core):
+    """The brokers respond late to the request for the offset."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self.responds = asyncio.Event()
+
+    async def log_offset(self, partition: TopicPartition, at: int | str) -> int:
+        await self.responds.wait()
+        return await super().log_offset(partition, at)
+
+
+async def test_a_new_owner_delivers_nothing_before_it_has_sought() -> None:
+    core, store = Slow(Cluster()), Store()
+    (partition,) = core.cluster.partitions
+    core.ownership.start(core.tasks)
+    core.state.claim({partition: 1})
+    commands = OperatorCommands(core)  # type: ignore[arg-type]
+    commands.take(Commands().put(SEEK, 0), store)  # type: ignore[arg-type]
+    await core.ownership.assigned(frozenset({partition}))
+    await wait_until_async(lambda: core.state.assignment[partition].awaiting_reset, 30, "the reset")
+    core.state.assignment[partition].complete_reset(OffsetAndMetadata(0, "", -1), None)
+    core.wake()
+    for _ in range(100):
+        await asyncio.sleep(0)
+        assert not core.state.is_fetchable(partition)
+    core.responds.set()
+    await wait_until_async(lambda: store.results, 30, "the result")
+    assert core.positions == {partition: 3}
+    assert core.state.is_fetchable(partition)
     await core.tasks.close()

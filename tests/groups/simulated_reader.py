@@ -177,7 +177,7 @@ class ReadingWorker(Worker):
 
     # -- what the ownership and the commands call ------------------------------------------------------------------
 
-    def sought(self, partition: TopicPartition, offset: int) -> bool:
+    def sought(self, partition: TopicPartition, offset: int, topic_id: object = None) -> bool:
         done = GroupMember.sought(self, partition, offset)  # type: ignore[arg-type]
         if done:
             self.seeking.add(partition)

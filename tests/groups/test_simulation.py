@@ -512,9 +512,17 @@ def test_every_promise_of_consumers_holds_under_faults_and_seeks() -> None:
 seek, begin = Progress.seek, Progress.begin
 
 
+class DroppedHolds(list[Any]):
+    """Lets the holds that a seek has dropped end."""
+
+    def remove(self, hold: Any) -> None:
+        if hold in self:
+            super().remove(hold)
+
+
 def seek_and_drop_holds(self: Progress, position: OffsetAndMetadata) -> None:
     seek(self, position)
-    self.holds = []
+    self.holds = DroppedHolds()
 
 
 def begin_as_the_last_owner(self: Progress, committed: Any, former: Any, *, own: bool) -> Any:
@@ -529,7 +537,8 @@ def missing_in_any_tenure(self: StartingPositions, tenures: list[Tenure]) -> fro
 @pytest.mark.parametrize(
     ("found", "patch"),
     [
-        pytest.param("may (both )?act", (Progress, "seek", seek_and_drop_holds), marks=rare),
+        # the reader works on records of a partition that has left: it has no tenure, or another owner acts beside it
+        pytest.param(r"may (both )?act|KeyError\(TopicPart", (Progress, "seek", seek_and_drop_holds), marks=rare),
         ("is skipped", (Progress, "begin", begin_as_the_last_owner)),
         pytest.param("sets . back", (StartingPositions, "_missing", missing_in_any_tenure), marks=rare),
     ],

@@ -321,7 +321,7 @@ async def test_a_skip_uses_up_no_retry_of_other_records(letters: Letters | None)
         for offset in (2, 5, 7):
             skipped.add(offset)
             for _ in range(3):
-                it.processor.command(RecordCommands(skipped={PARTITION: frozenset(skipped)}))
+                it.processor.command(RecordCommands(skipped={PARTITION: dict.fromkeys(skipped)}))
             await until(lambda: it.source.state.assignment[PARTITION].done()[0] == 0)
             await another_handles_all()
         assert set(recorder.tried.values()) == {1}
@@ -331,6 +331,18 @@ async def test_a_skip_uses_up_no_retry_of_other_records(letters: Letters | None)
         await until(lambda: len(recorder.done) == 7)
         assert sorted(recorder.offsets()) == [0, 1, 3, 4, 6, 8, 9]
         assert letters is None or not letters.records
+
+
+@pytest.mark.parametrize(("topic_id", "handled"), [("former", [0, 1, 2]), ("present", [0, 2]), (None, [0, 2])])
+async def test_a_skip_in_a_former_topic_skips_no_record_of_the_next(topic_id: str | None, handled: list[int]) -> None:
+    cluster, recorder = Cluster(records=0), Recorder()
+    async with running(cluster, recorder.handle) as it:
+        await until(lambda: PARTITION in it.source.positions)
+        it.processor.command(RecordCommands(skipped={PARTITION: {1: topic_id}}))
+        it.source.recreate(PARTITION, 3)
+        it.source.state.assignment[PARTITION].topic_id = "present"
+        await until(lambda: positions(it.source) == {PARTITION: 3})
+        assert recorder.offsets() == handled
 
 
 async def test_a_quarantine_uses_up_no_retry_and_calls_no_handler() -> None:
@@ -351,7 +363,7 @@ async def test_a_record_that_fails_while_a_skip_comes_does_not_wait_for_its_retr
     recorder.errors[0], recorder.holds[0] = [ValueError("down")] * 9, asyncio.Event()
     async with running(cluster, recorder.handle, **waiting_for_retries(ordering="partition")) as it:
         await until(lambda: recorder.running)
-        it.processor.command(RecordCommands(skipped={PARTITION: frozenset({0})}))
+        it.processor.command(RecordCommands(skipped={PARTITION: {0: None}}))
         recorder.holds[0].set()
         await until(lambda: recorder.offsets() == [1, 2])
         assert recorder.tried[PARTITION, 0] == 1
@@ -363,13 +375,13 @@ async def test_a_skip_that_is_undone_during_a_pause_uses_up_no_retry() -> None:
     async with running(cluster, recorder.handle, **waiting_for_retries()) as it:
         await until(lambda: recorder.offsets() == [1, 2])
         it.source.pause(PARTITION)
-        it.processor.command(RecordCommands(skipped={PARTITION: frozenset({0})}))
+        it.processor.command(RecordCommands(skipped={PARTITION: {0: None}}))
         it.processor.command(RecordCommands())
         it.source.resume(PARTITION)
         await another_handles_all()
         assert recorder.tried == {(PARTITION, 0): 1, (PARTITION, 1): 1, (PARTITION, 2): 1}
         it.source.pause(PARTITION)
-        it.processor.command(RecordCommands(skipped={PARTITION: frozenset({0})}))
+        it.processor.command(RecordCommands(skipped={PARTITION: {0: None}}))
         it.source.resume(PARTITION)
         await until(lambda: positions(it.source) == {PARTITION: 3})
         assert recorder.tried[PARTITION, 0] == 1

@@ -559,6 +559,132 @@ async def test_a_record_has_the_logical_types_of_each_reader_of_it() -> None:
 
 async def test_a_type_of_the_same_name_and_another_kind_is_refused() -> None:
     writer, reader = record("R", a=["null", record("Sub", x="int")]), record("R", a=["null", fixed(2, "Sub")])
-    with pytest.raises(ValueError, match="not of this schema"):
+    with pytest.raises(ValueError, match="the reader schema cannot read this schema"):
         await resolved(writer, reader, {"a": {"x": 1}})
     assert await resolved(writer, reader, {"a": None}) == [{"a": None}]
+
+
+def enum(name: str, symbols: str, **more: Any) -> dict[str, Any]:
+    return {"type": "enum", "name": name, "symbols": list(symbols), **more}
+
+
+def cents(name: str, scale: int) -> dict[str, Any]:
+    return fixed(2, name, logicalType="decimal", precision=4, scale=scale)
+
+
+ONE, TWO = enum("n1.E", "AB", default="A"), enum("n2.E", "ABC")
+SMALL, LARGE = record("n1.X", v="int"), record("n2.X", v="int", w="int")
+# type of the writer, type of the reader, bytes, result
+NAMESPACES: dict[str, tuple[Any, Any, bytes, Any]] = {
+    "enum": (TWO, ["null", ONE, TWO], b"\x04", "C"),
+    "enum in a union": (["null", ONE, TWO], ["null", ONE, TWO, "string"], b"\x04\x04", "C"),
+    "fixed": (fixed(2, "n2.M"), ["null", cents("n1.M", 0), cents("n2.M", 2)], b"\x04\xd2", decimal.Decimal("12.34")),
+    "fixed of another size": (fixed(2, "n3.M"), [fixed(3, "n1.M"), fixed(2, "n2.M")], b"ab", b"ab"),
+    "record": (["null", SMALL, LARGE], ["null", SMALL, LARGE, "string"], b"\x04\x02\x0a", {"v": 1, "w": 5}),
+    "first record of the union": (["null", SMALL, LARGE], ["string", LARGE, SMALL], b"\x02\x02", {"v": 1}),
+    "alias": (TWO, [ONE, enum("n3.F", "ABC", aliases=["n2.E"])], b"\x04", "C"),
+    "alias in the namespace": (TWO, [ONE, enum("n2.F", "ABC", aliases=["E"])], b"\x04", "C"),
+    "own name before alias": (
+        ["null", ONE, TWO],
+        [enum("n1.E", "C", aliases=["n2.E"], default="C"), TWO],
+        b"\x04\x00",
+        "A",
+    ),
+    "unqualified name": (enum("n3.E", "ABC"), ["null", ONE, TWO], b"\x02", "B"),
+    "unqualified name without a union": (TWO, enum("n3.E", "AB", default="B"), b"\x04", "B"),
+}
+
+
+@ids(NAMESPACES)
+def test_a_type_of_the_full_name_comes_before_one_of_another_namespace(case: str) -> None:
+    written, wanted, data, want = NAMESPACES[case]
+    decode = avro_schema(record("R", a=written), {}, "it").decoder(as_reader_schema(record("R", a=wanted)))
+    assert decode(data) == {"a": want}
+
+
+MONEY = fixed(2, "Money")
+# a named type of the writer, of the reader, written value, result, default of the reader
+MOVED: dict[str, tuple[Any, Any, Any, Any, Any]] = {
+    "record": (record("Sub", x="int"), record("Sub", x="long"), {"x": 1}, {"x": 1}, {"x": 7}),
+    "enum": (ENUM, ENUM, "BLUE", "BLUE", "RED"),
+    "fixed": (MONEY, MONEY, b"ab", b"ab", "ab"),
+    "decimal": (MONEY, cents("Money", 2), b"\x04\xd2", decimal.Decimal("12.34"), "\0\x05"),
+}
+
+
+@ids(MOVED)
+async def test_a_named_type_may_be_defined_and_nullable_elsewhere_in_the_reader(case: str) -> None:
+    written, wanted, value, want, default = MOVED[case]
+    name = written["name"]
+    before = record("R", new=(wanted, default), old=["null", name])
+    assert (await resolved(record("R", old=written), before, {"old": value}))[0]["old"] == want
+    other = record("R", b=wanted, a=["null", name])
+    assert await resolved(record("R", a=written, b=name), other, {"a": value, "b": value}) == [{"a": want, "b": want}]
+    last = record("R", b=["null", wanted])
+    assert await resolved(record("R", a=written, b=name), last, {"a": value, "b": value}) == [{"b": want}]
+    items = record("R", new=(wanted, default), all=array(["null", name]))
+    assert (await resolved(record("R", all=array(written)), items, {"all": [value]}))[0]["all"] == [want]
+
+
+def aliased(**fields: list[str]) -> dict[str, Any]:
+    each = [{"name": name, "type": "int", "aliases": aliases} for name, aliases in fields.items()]
+    return {"type": "record", "name": "R", "fields": each}
+
+
+# fields of the writer, aliases of the reader's fields, result where each written value is the index of its field
+ALIASES: dict[str, tuple[str, dict[str, list[str]], dict[str, int]]] = {
+    "new name last": ("ab", {"b": ["a"]}, {"b": 1}),
+    "new name first": ("ba", {"b": ["a"]}, {"b": 0}),
+    "chain whose end is written": ("abc", {"b": ["a"], "c": ["b"]}, {"b": 1, "c": 2}),
+    "swapped": ("ab", {"a": ["b"], "b": ["a"]}, {"a": 0, "b": 1}),
+    "its own name": ("ab", {"b": ["b", "a"]}, {"b": 1}),
+    "first of two": ("a", {"c": ["a", "b"]}, {"c": 0}),
+}
+
+
+@ids(ALIASES)
+def test_an_alias_applies_unless_the_writer_has_the_new_name(case: str) -> None:
+    names, aliases, want = ALIASES[case]
+    decode = avro_schema(record("R", **dict.fromkeys(names, "int")), {}, "it").decoder(
+        as_reader_schema(aliased(**aliases))
+    )
+    assert decode(bytes(2 * index for index in range(len(names)))) == want
+
+
+def test_two_written_fields_of_one_field_of_the_reader_are_refused() -> None:
+    writer = avro_schema(record("R", a="int", b="int"), {}, "it")
+    with pytest.raises(ValueError, match="aliases of its field 'c' of R name two fields of the writer, 'a' and 'b'"):
+        writer.decoder(as_reader_schema(aliased(c=["a", "b"])))
+
+
+@pytest.mark.parametrize(
+    "kind", [logical("int", "time-millis"), logical("long", "time-micros")], ids=["millis", "micros"]
+)
+async def test_a_negative_number_is_no_time_of_day(kind: Any) -> None:
+    plain, of_time = record("R", a=kind["type"]), record("R", a=kind)
+    assert await resolved(plain, of_time, {"a": -1}) == [{"a": -1}]
+    assert await resolved(plain, record("R", a=kind, new=(kind, -5)), {"a": 0}) == [{"a": datetime.time(0), "new": -5}]
+    for reader in (None, record("R", a=kind, new=("int", 0))):
+        decode = avro_schema(of_time, {}, "it").decoder(None if reader is None else as_reader_schema(reader))
+        with pytest.raises(ValueError, match="a time of day before midnight"):
+            decode(b"\x01")
+
+
+@pytest.mark.parametrize(
+    "wanted", ["float", ["null", "float"], ["string", "float", "double"]], ids=["plain", "nullable", "union"]
+)
+@pytest.mark.parametrize(
+    ("number", "want"),
+    [
+        (2**24 + 1, 2.0**24),
+        (2**24 + 3, 2.0**24 + 4),
+        (-(2**24) - 1, -(2.0**24)),
+        (2**63 - 1, 2.0**63),
+        (2**62 + 2**38 + 1, 2.0**62 + 2.0**39),  # rounded to a double first, it would lie in the middle
+        (-(2**62) - 2**38 - 1, -(2.0**62) - 2.0**39),
+        (2**62 + 2**38, 2.0**62),
+    ],
+)
+async def test_an_integer_that_becomes_a_float_has_32_bits(wanted: Any, number: int, want: float) -> None:
+    [found] = await resolved(record("R", a="long"), record("R", a=wanted), {"a": number})
+    assert same(found, {"a": want})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
+from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.fetch.starting_positions import SinkOffsets
@@ -21,6 +22,7 @@ class CommandedConsumer(Protocol):
     """The parts of `GroupMember` that operator commands need."""
 
     group: str | None
+    client: KafkaClient
     state: SubscriptionState
     fetcher: Fetcher
     membership: Membership
@@ -31,7 +33,7 @@ class CommandedConsumer(Protocol):
     @property
     def processor(self) -> RecordProcessor | None: ...
 
-    def sought(self, partition: TopicPartition, offset: int) -> bool: ...
+    def sought(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> bool: ...
 
     async def commit_sought(self, partition: TopicPartition) -> None: ...
 

@@ -27,6 +27,7 @@ from allocator.core.fetch.doubts import Doubts
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.storage import StoredOffsets
 from allocator.core.settings.table import check_keywords
+from allocator.core.subscription.commit_text import stamped
 from allocator.core.subscription.loss import RecordsLost
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.progress import Hold
@@ -218,6 +219,7 @@ class GroupMember:
     def _records_lost(self, loss: RecordsLost) -> None:
         self._ownership.records_lost(loss)
         self.losses.append(loss)
+        self._executor.apply()  # commands about offsets of a former topic end
 
     def _broke(self, error: BaseException) -> None:
         """Passes an unexpected error of an internal task to the reader, because the reader would wait forever
@@ -335,14 +337,14 @@ class GroupMember:
             self.sink.sought(partition)
         self.fetcher.wake()
 
-    def sought(self, partition: TopicPartition, offset: int) -> bool:
-        """Like `seek`, for an operator command.
+    def sought(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> bool:
+        """Like `seek`, for an operator command. A topic with another id than `topic_id` is read from a reset instead.
 
         Returns False, and changes nothing, if the partition drains or is not owned, because its next owner seeks.
         """
         if partition not in self.state.held:
             return False
-        self.state.seek(partition, offset)
+        self.state.seek(partition, OffsetAndMetadata(offset, stamped("", topic_id), -1))
         self.fetcher.wake()
         return True
 

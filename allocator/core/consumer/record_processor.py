@@ -18,8 +18,8 @@ class RecordCommands:
 
     quarantined: Mapping[TopicPartition, str] = field(default_factory=dict)
     """Partition in quarantine -> the text of its command."""
-    skipped: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
-    """Partition -> the offsets to skip."""
+    skipped: Mapping[TopicPartition, Mapping[int, str | None]] = field(default_factory=dict)
+    """Partition -> the offsets to skip, each with the id of the topic that it belongs to; None: not known."""
 
 
 class RecordProcessor(Protocol):

@@ -23,8 +23,9 @@ MAX_EMPTY = 100_000  # nulls and records for which one record has no bytes. High
 PER_BYTE = 4  # nulls and records for each byte. Higher: more memory and time; lower: refuses more records
 MAX_DIGITS = 10_000  # digits of a decimal. The time to convert it grows with their square
 
-DECIMAL = "allocator-decimal"
-"""Logical type that replaces "decimal" in a writer's schema, so that `read_decimal` reads it."""
+_CHECKED = "allocator-"
+"""Begins the logical types that replace those of a writer's schema whose values are checked."""
+_TIMES = {"time-millis": "int", "time-micros": "long"}
 
 _EMPTY = f"more than {MAX_EMPTY:,} nulls and records without bytes"
 _SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
@@ -72,7 +73,7 @@ def check_depth(schema: Any) -> None:
 def bounds_check(schema: Any, *, resolved: bool) -> Optional[Callable[[bytes], None]]:
     """Returns a function that raises OutOfBounds for bytes beyond the bounds; None if there can be no such bytes.
 
-    `schema`: a record, parsed by fastavro, with all its types. Its logical type "decimal" becomes `DECIMAL`. Raises
+    `schema`: a record, parsed by fastavro, with all its types. Its logical types become `checked_name`. Raises
     ConfigError if it has more than `MAX_DEPTH` types in each other, or a fixed type of a negative size.
 
     `resolved`: there is a reader schema. fastavro skips the fields that the reader lacks, and then does not notice that
@@ -119,8 +120,8 @@ class _Types:
             value = self.add(schema["values"], inside)
             self.empty_items |= value.excess > PER_BYTE  # the key has a byte
             return _Type("array", [_Type("record", [_Type("bytes"), value])])
-        if schema.get("logicalType") == "decimal" and kind in ("bytes", "fixed") and schema.get("precision"):
-            schema["logicalType"] = DECIMAL
+        if (logical := checked_name(schema)) is not None:
+            schema["logicalType"] = logical
         found = _Type("number" if kind in _NUMBERS else "bytes" if kind in ("bytes", "string") else "size")
         if found.kind == "size":
             found.size = size = schema["size"] if kind == "fixed" else _SIZES[kind]
@@ -218,7 +219,37 @@ def _check(root: _Type, data: bytes) -> None:
         raise OutOfBounds("the bytes end within a value")
 
 
-def read_decimal(data: bytes, schema: Mapping[str, Any], reader: Any = None) -> decimal.Decimal:
+def checked_name(schema: Mapping[str, Any]) -> Any:
+    """Returns the logical type of a type that is no union, as `checked_readers` has it if it is checked."""
+    kind, logical = schema["type"], schema.get("logicalType")
+    is_decimal = logical == "decimal" and kind in ("bytes", "fixed") and schema.get("precision")
+    return f"{_CHECKED}{logical}" if is_decimal or (logical in _TIMES and _TIMES[logical] == kind) else logical
+
+
+def plain_name(logical: str) -> str:
+    """Returns the name that `checked_name` replaced."""
+    return logical[len(_CHECKED) :] if logical.startswith(_CHECKED) else logical
+
+
+def checked_readers(readers: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Returns the functions to add to `readers`, those of fastavro for logical types."""
+    return {
+        **{f"{kind}-{_CHECKED}decimal": _read_decimal for kind in ("bytes", "fixed")},
+        **{
+            f"{kind}-{_CHECKED}{logical}": partial(_read_time, readers[f"{kind}-{logical}"])
+            for logical, kind in _TIMES.items()
+        },
+    }
+
+
+def _read_time(read: Callable[..., Any], value: int, schema: Mapping[str, Any], reader: Any = None) -> Any:
+    """Reads a time of day. Raises OutOfBounds if it is negative, for which fastavro returns another time."""
+    if value < 0:
+        raise OutOfBounds("a time of day before midnight")
+    return read(value, schema, reader)
+
+
+def _read_decimal(data: bytes, schema: Mapping[str, Any], reader: Any = None) -> decimal.Decimal:
     """Reads a decimal. Raises OutOfBounds if it has more digits than the schema's precision, before it converts them.
 
     fastavro rounds such a decimal.

@@ -21,8 +21,8 @@ from typing import Any, Optional
 from allocator.core.fetch import varint
 from allocator.core.text import parse_json
 from allocator.errors import ConfigError, MissingExtra
-from allocator.handlers.schemas.avro_bounds import DECIMAL, OutOfBounds, bounds_check, check_depth, read_decimal
-from allocator.handlers.schemas.avro_resolution import resolution_readers, resolve, set_defaults
+from allocator.handlers.schemas.avro_bounds import OutOfBounds, bounds_check, check_depth, checked_readers
+from allocator.handlers.schemas.avro_resolution import RESOLUTION_READERS, resolve, set_defaults
 from allocator.handlers.schemas.masks import Base64
 
 HEADER = 5  # bytes of Confluent's header
@@ -148,9 +148,9 @@ def avro_schema(schema: Any, named: dict[str, Any], name: str) -> Schema:
         target = None if reader is None else _record_of(reader, "the reader schema", around)
         if target == writer:
             target = None
-        if target is not None:
-            resolve(writer, target, logical, "the reader schema")
         check = bounds_check(writer, resolved=target is not None)
+        if target is not None:
+            writer, target = resolve(writer, target, logical, "the reader schema")
 
         def decode(data: bytes) -> Any:
             if check is not None:
@@ -187,8 +187,8 @@ _FIELD = "value"
 def _logical_readers() -> Any:
     """Returns fastavro's functions for logical types by their names, after it has added ours."""
     found = _fastavro().read.LOGICAL_READERS
-    found.update({f"{kind}-{DECIMAL}": read_decimal for kind in ("bytes", "fixed")})
-    found.update(resolution_readers(found))
+    found.update(checked_readers(found))
+    found.update(RESOLUTION_READERS)
     return found
 
 

@@ -7,7 +7,7 @@ compare-and-set: two operators who write at the same time both succeed, one afte
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Optional
 
 from allocator.commands import Command, CommandResult, Commands
@@ -64,6 +64,10 @@ class CommandStore:
             return commands.with_results(command_id, results)
 
         return await self._change(change)
+
+    async def add_topics(self, command_id: str, topics: Mapping[str, str]) -> Commands:
+        """Adds the ids of topics to a command that lacks them. Does nothing if the command was removed."""
+        return await self._change(lambda commands: commands.with_topics(command_id, topics))
 
     async def _read(self, watch: Optional[Watch]) -> tuple[Commands, int]:
         found = await read_of_others(self._zk, self.paths.commands, watch)

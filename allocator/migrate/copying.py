@@ -376,6 +376,8 @@ class Copying(RebalanceListener):
         ends = [*(before for _, before in encoded.runs[1:]), encoded.records]
         for (source, before), end in zip(encoded.runs, ends):
             self._clusters.map.extend(partition, Run(source, target + before), end - before)
+        if copy.is_exact and target > copy.end:
+            self._clusters.map.note_other(partition, copy.end)
         others = copy.note(encoded, target)
         if others < 0:
             reason = target_lost(partition, Target(target - others), target, copy.target_id)
@@ -552,7 +554,13 @@ class Copying(RebalanceListener):
                 self._stop(partition.topic, each.stop)
         copies = {
             each: PartitionCopy(
-                one.position, one.end, ids[each.topic], target_ids[each.topic], ages[each.topic], counted=one.counted
+                one.position,
+                one.end,
+                ids[each.topic],
+                target_ids[each.topic],
+                ages[each.topic],
+                counted=one.counted,
+                is_exact=one.is_exact,
             )
             for each, one in taken.items()
             if one.stop is None

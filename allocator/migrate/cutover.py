@@ -95,6 +95,16 @@ class CutoverClusters(NamedTuple):
         found = await GroupOffsets(self.old, self.plan.mirror).fetch(self.partitions(self.old))
         return {each: offset.offset for each, offset in found.items()}
 
+    async def copied(self) -> dict[TopicPartition, tuple[int, int]]:
+        """Returns the old and new offsets up to which the mirror has copied, where its commits have both.
+
+        The map is read after them: the mirror writes it first.
+        """
+        found = await GroupOffsets(self.old, self.plan.mirror).fetch(self.partitions(self.old))
+        await self.map.refresh()
+        targets = {each: Target.of(offset) for each, offset in found.items()}
+        return {each: (found[each].offset, kept.offset) for each, kept in targets.items() if kept is not None}
+
     async def mirror_lag(self) -> int:
         """Returns the number of records that the mirror has not copied yet."""
         ends, mirrored = await ends_of(self.old, self.partitions(self.old)), await self.mirrored()
@@ -102,25 +112,31 @@ class CutoverClusters(NamedTuple):
 
     async def others(self) -> tuple[Counter[str], Counter[str]]:
         """Returns the topics with records on the new cluster that the mirror did not write, or wrote twice -> at least
-        how many there are: those before a copy, which groups may skip, and those behind all copies."""
-        partitions = self.partitions(self.old)
-        committed = await GroupOffsets(self.old, self.plan.mirror).fetch(partitions)
-        await self.map.refresh()  # after the commits: the mirror writes the map first
+        how many there are: those that groups may skip, because they are before a copy, and the other ones.
+
+        Groups skip none once a cutover has moved the producers, see `OffsetMap.start`. Then the new cluster gets
+        records of others all the time, and this counts none.
+        """
+        partitions, copied = self.partitions(self.old), await self.copied()
         new = await ends_of(self.new, partitions)
         old = await ends_of(self.old, partitions)  # after the new ones, which may grow up to here
         between: Counter[str] = Counter()
         behind: Counter[str] = Counter()
         for each in partitions:
-            kept, switch, known = Target.of(committed.get(each)), self.map.switch(each), self.map.positions(each)
-            mirrored = [] if kept is None else [(committed[each].offset, kept.offset)]
+            switch, known = self.map.switch(each), self.map.positions(each)
+            if switch is not None and switch.has_moved:
+                continue
+            mirrored = [copied[each]] if each in copied else []
             # in a mirror back, runs before the switch are of the other direction
             begin = 0 if switch is None else switch.source
-            if mirrored and mirrored[0][0] <= begin and switch is not None:
-                continue  # producers have moved, and nothing was copied behind their records
-            count = known.others(begin, mirrored)
-            between[each.topic] += count
+            count = total = known.others(begin, mirrored)
             if mirrored and each in new:
-                behind[each.topic] += known.others(begin, [*mirrored, (old[each].end, new[each].end)]) - count
+                total = known.others(begin, [*mirrored, (old[each].end, new[each].end)])
+            skipped = 0 if switch is not None else count
+            behind[each.topic] += total - skipped
+            if switch is None and self.map.other(each) is not None:
+                skipped = max(1, count)  # gaps may hide them from the count
+            between[each.topic] += skipped
         return +between, +behind
 
     async def refuse_others(self, advice: str = "") -> None:
@@ -131,36 +147,35 @@ class CutoverClusters(NamedTuple):
 
     def faults_of(self, others: Mapping[str, int]) -> list[str]:
         """Returns the faults of the topics with records that the groups may skip."""
-        moved = {each.topic for each in self.partitions(self.old) if self.map.switch(each) is not None}
         return [
             f"topic {topic!r} of the new cluster has at least {count} records that the mirror did not write, or wrote "
             "twice, before copies of the mirror: the groups would never read those before their new offsets, or read "
-            + (
-                "some again. Its producers had moved when the mirror copied more of the old topic. Do not delete it: "
-                "only the new cluster has their records"
-                if topic in moved
-                else "some again. Stop the producers that write there, and write their records to the old cluster. "
-                "Then, while no group reads the topic on the new cluster, stop the mirror, delete the topic there, and "
-                f"start the mirror with --restart {topic}"
-            )
+            "some again. Stop the producers that write there, and write their records to the old cluster. Then, while "
+            "no group reads the topic on the new cluster, stop the mirror, delete the topic there, and start the "
+            f"mirror with --restart {topic}"
             for topic, count in others.items()
         ]
 
-    async def switch(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int]]:
-        """Writes into the map where the producers move, so that a mirror back can begin there.
+    async def ends_of_copies(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int]]:
+        """Returns the old and the new ends of what is mirrored. `ends` are the old ends, up to which all is mirrored.
 
-        `ends` are the old ends, up to which all is mirrored. Returns the pairs of old and new ends. The commits of the
-        mirror have them, because producers that were moved by hand may already write to the new cluster.
+        The commits of the mirror have them, because producers that were moved by hand may already write to the new
+        cluster. Where an earlier cutover has moved the producers, the place stays: only the new cluster has their
+        records since.
         """
-        new = await ends_of(self.new, ends)
-        committed = await GroupOffsets(self.old, self.plan.mirror).fetch(ends)
-        pairs = {}
-        for each, end in ends.items():
-            kept, before = Target.of(committed.get(each)), self.map.switch(each)
-            pairs[each] = (end, new[each].end) if kept is None else (committed[each].offset, kept.offset)
-            self.map.note_switch(each, Switch(1 + (0 if before is None else before.number), *pairs[each]))
+        new, copied = await ends_of(self.new, ends), await self.copied()
+        pairs = {each: copied.get(each, (end, new[each].end)) for each, end in ends.items()}
+        switches = {each: self.map.switch(each) for each in ends}
+        return pairs | {each: (one.source, one.target) for each, one in switches.items() if one and one.has_moved}
+
+    async def switch(self, pairs: Mapping[TopicPartition, tuple[int, int]]) -> None:
+        """Writes into the map where the producers move, unless it is there, so that a mirror back can begin there."""
+        await self.map.refresh()
+        for each, pair in pairs.items():
+            before = self.map.switch(each)
+            if before is None or not before.has_moved:
+                self.map.note_switch(each, Switch(1 + (0 if before is None else before.number), *pair))
         await self.map.flush()
-        return pairs
 
     async def back(self, group: str) -> None:
         """Commits the group's progress on the new cluster to the old one, where it goes back in no partition."""
@@ -407,7 +422,7 @@ class Cutover:
         behind = [each for each in on.partitions(on.old) if each not in mirrored]
         if behind:
             faults.append(f"the mirror {self.plan.mirror!r} has not begun with {partition_names(behind)}")
-        between, after = await on.others()
+        copied, (between, after) = await on.copied(), await on.others()
         faults += on.faults_of(between)
         members: dict[str, int] = {}
         topics: dict[str, list[str]] = {}
@@ -415,6 +430,7 @@ class Cutover:
         earlier = self._state.steps.get("check", {})
         choices: dict[str, Optional[str]] = {}
         empty: dict[str, list[list[Any]]] = {}
+        again: Counter[str] = Counter()
         ends = await ends_of(on.old, on.partitions(on.old))
         for group in self.plan.groups:
             async with self.plan.old(group).opened() as store:
@@ -425,6 +441,7 @@ class Cutover:
             read |= {topic for topic in earlier.get("read", {}).get(group, ()) if on.old.partitions(topic)}
             topics[group] = sorted(read.intersection(self.plan.topics))
             committed = {each: offset for each, offset in committed.items() if each.topic in self.plan.topics}
+            again[group] = sum(on.map.start(each, at, copied.get(each)).again for each, at in committed.items())
             if not committed:
                 faults.append(f"group {group!r} has no committed offsets in these topics on the old cluster")
             uncommitted = [each for each in ends if each.topic in read and each not in committed]
@@ -450,6 +467,8 @@ class Cutover:
         }
         if after:
             found["records of others"] = f"{dict(after)} (the groups read these if the mirror copies none behind them)"
+        if +again:
+            found["read again"] = f"at most {dict(+again)} (copies that are behind records of others)"
         if on.old.broker_version < (0, 11):
             found["fail-back"] = "impossible, it needs 0.11 or newer"
         return found
@@ -539,6 +558,8 @@ class Cutover:
     async def _offsets(self, on: CutoverClusters) -> dict[str, Any]:
         moved = {}
         await self._refuse_moved(on, *self.plan.groups)
+        # records of others that were behind all copies until now. The offsets below skip no later ones
+        await on.refuse_others(". Roll back (--rollback)")
         for group in self.plan.groups:
             file = self._restore_file(group)
             self._state.check_unchanged()
@@ -551,8 +572,6 @@ class Cutover:
                 old, new, file, by="map", topics=self.plan.topics, mirror=self.plan.mirror, backward=True
             )
             moved[group] = len(done.rows)
-        # records of others that were behind all copies until now
-        await on.refuse_others(". Roll back (--rollback)")
         return {"offsets": moved}
 
     async def _start(self, on: CutoverClusters) -> dict[str, Any]:
@@ -634,9 +653,12 @@ class Cutover:
                 await self._choose(on, self.plan.producers, ClusterChoice(frozen=True))
             ends = await self._quiet(on)
             self._state.check_unchanged()
-            pairs = await on.switch(ends)
-            # after this, the groups can no longer roll back
+            pairs = await on.ends_of_copies(ends)
+            # after this, the groups can no longer roll back: a switch in the map stays, as if producers had moved
             self._state.note("opened", ends=[[*each, *pairs[each]] for each in sorted(pairs)])
+        await on.switch(
+            {TopicPartition(topic, n): (old, new) for topic, n, old, new in self._state.steps["opened"]["ends"]}
+        )
         if self.plan.producers is not None:
             await self._choose(on, self.plan.producers, ClusterChoice(self.plan.new_brokers))
         return {"partitions": len(self._state.steps["opened"]["ends"])}

@@ -125,18 +125,27 @@ class GroupSync:
                 GroupOffsets(clusters.new, group, timeout_s=SYNC_S),  # an open transaction holds up the other groups
             )
         old, new = self._stores[group]
-        committed, targets, untranslated = await self._targets(group, old)
+        committed, targets, untranslated, skipping = await self._targets(group, old)
         if not targets and not untranslated:
             return
         now = boot_clock()
         is_due = now >= self._renew_at.get(group, 0.0)  # without members, Kafka counts the age from the last commit
         there = await new.fetch([*targets, *untranslated])
+        # these stay as they are, and are committed again before they expire
+        targets.update({each: there[each].offset for each in skipping if each in there and is_synced(there[each])})
         if self._wanted(targets, there, is_due):
             await self._write(group, new, targets, is_due, boot_clock() - now)
         if is_due:
             self._renew_at[group] = now + IdleOffsets.period_s(await new.retention_s())
         await self._refuse_left(group, committed, targets, there)
-        kept = sorted(each for each in untranslated if each in there and is_synced(there[each]))
+        kept = sorted(each for each in untranslated - skipping if each in there and is_synced(there[each]))
+        skipped = sorted(each for each in skipping if each not in there or is_synced(there[each]))
+        if skipped:
+            raise CommitFailed(
+                f"in {partition_names(skipped)} of the new cluster, other producers wrote records before copies of the "
+                "mirror (or a mirror wrote some twice), and the group would skip them at its translated offset. So it "
+                "keeps the offset that was synced before, or has none: start it there, it reads some records again"
+            )
         if kept:
             raise CommitFailed(
                 f"it has no old offset in {partition_names(kept)}, or the map lacks it, while the new cluster has the "
@@ -166,33 +175,37 @@ class GroupSync:
 
     async def _targets(
         self, group: str, old: GroupOffsets
-    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int], set[TopicPartition]]:
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int], set[TopicPartition], set[TopicPartition]]:
         """Returns the group's offsets, the translated ones, and its other partitions: those whose offset the map cannot
-        translate and, unless it has no offset at all, those without one."""
+        translate and, unless it has no offset at all, those without one. Last, those of them with records of others
+        that the group would skip."""
         copies = {each: copy for each, copy in self._copies.items() if each.topic not in self._report.stops}
         committed = await old.fetch(copies)
         if any(Target.of(offset) for offset in committed.values()):
-            return {}, {}, set()  # the group of a mirror, whose offsets say what it has copied
+            return {}, {}, set(), set()  # the group of a mirror, whose offsets say what it has copied
         former, targets = old.of_former_topics(committed), {}
         # its other partitions may be those of another process
         has_offsets = bool(committed) or bool(await old.fetch(None))
         untranslated = copies.keys() - committed.keys() if has_offsets else set()
+        skipping: set[TopicPartition] = set()
         for each, offset in committed.items():
             copy, known = copies[each], self._clusters.map.positions(each)
             if offset.offset < 0 or each in former:
                 continue
-            target = known.start(offset.offset)
-            if target is None:
+            start = self._clusters.map.start(each, offset.offset, (copy.acked, copy.end))
+            if start.offset is None:
                 untranslated.add(each)
-                if known and (group, each) not in self._unknown:
+                if start.skips:
+                    skipping.add(each)
+                elif known and (group, each) not in self._unknown:
                     self._unknown.add((group, each))
                     log.warning(
                         "group %r is not synced in %s:%d: its offset %d is before the first one in the map, %d",
                         *(group, *each, offset.offset, known.runs[0].source),
                     )
                 continue
-            targets[each] = copy.end if offset.offset >= copy.acked else min(target, copy.end)
-        return {each: offset.offset for each, offset in committed.items()}, targets, untranslated
+            targets[each] = start.offset
+        return {each: offset.offset for each, offset in committed.items()}, targets, untranslated, skipping
 
     async def _has_members(self, group: str) -> bool:
         return bool(await live_members(self._clusters.new, self._ensembles(), group, self._clusters.root))

@@ -8,7 +8,8 @@ transactions left (at most nine in a thousand records: eight exact ones, and one
 Each entry also names the incarnation of the old topic. A recreated topic begins at offset 0, and the brokers delete the
 group's offsets of the former topic. So the mirror stores the topic's id in the map.
 
-An entry may also say where the producers moved to the new cluster. A mirror in the other direction begins there.
+An entry may also say where the producers moved to the new cluster. A mirror in the other direction begins there. And
+one may name the first record of other producers that is before copies: groups must not start behind it.
 
 And each entry names both clusters. A map may hold entries of another pair: a mirror whose pattern matched the map has
 copied it, or two mirrors of one name write to this cluster.
@@ -40,6 +41,7 @@ MOST: Final = 5000  # runs in one entry, which must fit into a record batch
 # group that moves to an offset between two runs repeats up to SPAN records.
 MOST_RUNS: Final = 8
 SPAN: Final = 1000
+BEGUN: Final = "begun"
 WRITE_S: Final = 30.0  # timeout of a flush. Higher: it waits longer for a lost leader; lower: it fails sooner.
 
 
@@ -103,21 +105,41 @@ class Switch(NamedTuple):
     source: int
     target: int
     state: str = "moved"
-    """"ended" once the mirror back has begun: this mirror must not copy any more. "left" once it has noticed."""
+    """"moved": to the new cluster. "ended" once the mirror back has begun: this mirror must not copy any more. "left"
+    once it has noticed. "begun": to the old cluster, and this mirror copies from `source` on. Then `target` is where
+    the mirror in the other direction has ended: the new cluster alone has what others wrote from there on."""
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether producers write to the new cluster."""
+        return self.state != BEGUN
 
     @property
     def is_over(self) -> bool:
-        return self.state != "moved"
+        return self.state in ("ended", "left")
+
+
+class Start(NamedTuple):
+    """Where a group starts on the new cluster: an offset, or None and the reason."""
+
+    offset: Optional[int]
+    reason: str = ""
+    again: int = 0
+    """The most mirrored records that it reads again, because records of others are between the copies."""
+    skips: bool = False
+    """Whether there is no offset because the group would never read records of others."""
 
 
 class Entry(NamedTuple):
-    """One record of an offset map. An entry without `runs` only names the incarnation and the route."""
+    """One record of an offset map. An entry without `runs` only names the incarnation and the route, or `other`, the
+    new offset of the first record of others."""
 
     partition: TopicPartition
     incarnation: Incarnation
     runs: list[Run]
     route: Route = Route()
     switch: Optional[Switch] = None
+    other: Optional[int] = None
 
 
 class OffsetTranslation:
@@ -265,6 +287,8 @@ def pack(entry: Entry) -> tuple[bytes, bytes]:
         key["before"] = entry.route.before
     if entry.switch is not None:
         key["switch"] = [entry.switch.number, entry.switch.state]
+    if entry.other is not None:
+        key["other"] = entry.other
     return _json(key), _json(runs)
 
 
@@ -281,7 +305,9 @@ def unpack(key: bytes | None, value: bytes | None) -> Entry:
         if "switch" in where:
             number, state = where["switch"]
             switch = Switch(int(number), *runs[0][:2], str(state))
-        return Entry(TopicPartition(str(where["topic"]), int(where["partition"])), incarnation, runs, route, switch)
+        other = int(where["other"]) if "other" in where else None
+        partition = TopicPartition(str(where["topic"]), int(where["partition"]))
+        return Entry(partition, incarnation, runs, route, switch, other)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise BadOffsetMap(f"invalid entry of an offset map ({shown(error)}): key {shown(key)}") from error
 
@@ -318,6 +344,8 @@ class OffsetMap:
         self._new: dict[TopicPartition, list[Run]] = defaultdict(list)
         self._switches: dict[TopicPartition, Switch] = {}
         self._new_switches: dict[TopicPartition, Switch] = {}
+        self._others: dict[TopicPartition, int] = {}
+        self._new_others: dict[TopicPartition, int] = {}
         self._read_to = 0
         self._forgotten: set[TopicPartition] = set()  # partitions that `refresh` reads again from the start
         self._flushing: asyncio.Lock
@@ -382,13 +410,13 @@ class OffsetMap:
             if self._new.pop(each, None) is not None:
                 self._known.pop(each, None)
                 self._incarnations.pop(each, None)
-                for switches in self._switches, self._new_switches:
-                    switches.pop(each, None)
+                for noted in self._switches, self._new_switches, self._others, self._new_others:
+                    noted.pop(each, None)
                 self._forgotten.add(each)
 
     def learn(self, entry: Entry) -> None:
         """Adds an entry of the topic. Entries must come in the order of the topic."""
-        partition, there, runs, route, switch = entry
+        partition, there, runs, route, switch, other = entry
         if self._route().is_other(route):
             if not self._has_others:
                 log.warning("%s: ignoring entries of another mirror, from cluster %s to %s", self.topic, *route[:2])
@@ -405,7 +433,9 @@ class OffsetMap:
         for run in runs:
             self._known[partition].note(run)
         if switch is not None:
-            self._switches[partition] = switch
+            self._set_switch(partition, switch)
+        if other is not None:
+            self._others[partition] = min(other, self._others.get(partition, other))
 
     def _route(self, topic: str = "") -> Route:
         return Route(self._old.metadata.cluster_id, self._client.metadata.cluster_id, self._before.get(topic, ()))
@@ -444,7 +474,7 @@ class OffsetMap:
     def _enter(self, partition: TopicPartition, incarnation: Incarnation) -> None:
         if incarnation.number > self.incarnation(partition).number:
             self._known[partition] = OffsetTranslation()
-            for noted in self._new, self._switches, self._new_switches:
+            for noted in self._new, self._switches, self._new_switches, self._others, self._new_others:
                 noted.pop(partition, None)
         self._incarnations[partition] = incarnation
 
@@ -466,14 +496,63 @@ class OffsetMap:
     def note_switch(self, partition: TopicPartition, switch: Switch) -> None:
         """Notes where the producers move, and that the ends belong together. The next `flush` writes it."""
         self.note(partition, Run(switch.source, switch.target))
-        self._switches[partition] = self._new_switches[partition] = switch
+        self._set_switch(partition, switch)
+        self._new_switches[partition] = switch
         self._new.setdefault(partition, [])  # so that `flush` and `forget` see it
+
+    def _set_switch(self, partition: TopicPartition, switch: Switch) -> None:
+        # the mirror in the other direction has copied what others wrote before. A `refresh` reads the own entry again
+        if not switch.has_moved and switch != self._switches.get(partition):
+            for noted in self._others, self._new_others:
+                noted.pop(partition, None)
+        self._switches[partition] = switch
+
+    def other(self, partition: TopicPartition) -> int | None:
+        """Returns the new offset of the first record that no mirror wrote, or one wrote twice, and that is before
+        copies; None if there is none since the mirror has begun or continued in this direction."""
+        return self._others.get(partition)
+
+    def note_other(self, partition: TopicPartition, target: int) -> None:
+        """Notes that the record at this new offset is such a record. The next `flush` writes it if it is the first."""
+        if target < self._others.get(partition, target + 1):
+            self._others[partition] = self._new_others[partition] = target
+            self._new.setdefault(partition, [])
+
+    def start(self, partition: TopicPartition, source: int, copied: tuple[int, int] | None = None) -> Start:
+        """Returns where a group with committed offset `source` starts on the new cluster.
+
+        `copied` are the old and the new offset up to which the mirror has copied, if known. Guarantee: the group gets
+        the records that `OffsetTranslation` promises, and those that others wrote to the new log, as far as the
+        mirror has seen that copies follow them. Once producers have moved, it gets all that they wrote since.
+        """
+        known, switch, other = self._known[partition], self._switches.get(partition), self._others.get(partition)
+        if not known:
+            return Start(None, "never mirrored")
+        target = known.start(source)
+        if target is None:
+            reason = f"before the first offset in the map, {known.runs[0].source}; use timestamp or content"
+            return Start(None, reason)
+        if copied is not None:
+            target = copied[1] if source >= copied[0] else min(target, copied[1])
+        first = target if other is None else min(target, other)
+        if switch is None and first < target:
+            return Start(
+                None,
+                f"its new offset would be {target}, but others wrote records to the new cluster from {first} on, or a "
+                "mirror wrote some twice: the group would never read those before its new offset, or read some again",
+                skips=True,
+            )
+        if switch is not None and switch.has_moved:
+            first = min(first, switch.target)
+        again = 0 if first == target else max(0, source - (known.source(first) or 0))
+        return Start(first, again=again)
 
     async def flush(self) -> None:
         """Writes the noted runs and switches. After a BrokerError, the next call writes them again."""
         async with self._flushing:
             changed, self._new = self._new, defaultdict(list)
             switches, self._new_switches = self._new_switches, {}
+            others, self._new_others = self._new_others, {}
             if not changed:
                 return
             now = wall_ms()
@@ -485,6 +564,10 @@ class OffsetMap:
             slices += [
                 Entry(each, self.incarnation(each), [Run(one.source, one.target)], self._route(each.topic), one)
                 for each, one in switches.items()
+            ]
+            slices += [  # after the switches: they end what was noted before them
+                Entry(each, self.incarnation(each), [], self._route(each.topic), other=at)
+                for each, at in others.items()
             ]
             records = [Record(self.topic, 0, n, now, 0, *pack(entry), []) for n, entry in enumerate(slices)]
             try:
@@ -502,4 +585,6 @@ class OffsetMap:
                         self._new[entry.partition] += entry.runs
                         if entry.switch is not None:
                             self._new_switches.setdefault(entry.partition, entry.switch)
+                        if entry.other is not None and self.other(entry.partition) == entry.other:
+                            self._new_others[entry.partition] = entry.other
                 raise

@@ -73,6 +73,8 @@ class PartitionCopy:
     """Timestamp of the acknowledged record with the largest one in its batch; -1 if there is none."""
     counted: int = 0
     """New offset up to which records of others are counted. Those behind `end` count once a copy follows them."""
+    is_exact: bool = True
+    """Whether `end` is known, and not only the lowest offset that it may have."""
 
     @property
     def target(self) -> Target:
@@ -90,7 +92,7 @@ class PartitionCopy:
         """Counts an acknowledged batch. Returns the number of unexpected records before it; negative if the new log has
         lost copies."""
         others = max(target - max(self.end, self.counted), min(0, target - self.end))
-        self.end = target + encoded.records
+        self.end, self.is_exact = target + encoded.records, True
         self.acked = encoded.next
         self.newest_ms = encoded.max_time
         return others

@@ -20,7 +20,7 @@ from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import DEFAULT
 from allocator.errors import AllocatorError, BrokerError, TopicNotFound
 from allocator.migrate.mirror_settings import MirrorSettings
-from allocator.migrate.offset_map import OffsetMap, Run, Switch
+from allocator.migrate.offset_map import BEGUN, OffsetMap, Run, Switch
 from allocator.migrate.positions import Target, target_lost
 from allocator.migrate.report import Remedy, SourceLoss, Stop, TopicsStopped
 from allocator.migrate.tails import digest, match_tails, read_tails
@@ -109,7 +109,7 @@ class TakenOver(NamedTuple):
     `present` counts uncommitted records of a crashed process before `position`, and `unexpected` other new records
     after the committed target and before `counted`. `seek`: the committed offset differs, or belongs to another topic.
     `lost` are old offsets that were deleted before they were mirrored. `stop` is the reason why the partition is not
-    mirrored.
+    mirrored. `is_exact`: whether `end` is known, and not only the lowest offset that it may have.
     """
 
     position: int
@@ -120,6 +120,7 @@ class TakenOver(NamedTuple):
     seek: bool = False
     lost: Optional[SourceLoss] = None
     stop: Optional[Stop] = None
+    is_exact: bool = True
 
 
 async def take_over(
@@ -138,9 +139,7 @@ async def take_over(
     known = clusters.map
     await known.refresh()
     stored = dict(await clusters.offsets.fetch(wanted))
-    barred = await _begin_back(clusters, stored, wanted)
-    if settings.back_of is not None:
-        await _refuse_forward(clusters, settings.back_of, wanted)
+    barred = await _begin_back(clusters, settings.back_of, stored, wanted)
     committed = {each: found.offset for each, found in stored.items()}
     sources, targets = await ends_of(clusters.old, wanted), await _replicated_ends(clusters.new, wanted)
     missing = {each.topic for each in wanted if each not in sources or each not in targets}
@@ -193,7 +192,7 @@ async def take_over(
                 "restart" if change is None else f"recreated {choice}",
             )
         known.begin(partition, incarnation)
-        target = None if position is None else known.positions(partition).target(position)
+        target, is_exact = None if position is None else known.positions(partition).target(position), True
         if position is None:
             position = source.start
         if target is None:
@@ -213,12 +212,14 @@ async def take_over(
         elif reason is None and (kept := Target.of(stored.get(partition))) is not None:
             # the commit names the exact target: the map has no entry for invisible offsets right before the position
             target = kept.offset
+        else:
+            is_exact = False
         spans[partition] = (min(target, there), there)
         _note_lost(known, partition, there)
         lost = SourceLoss(partition, position, source.start - 1) if position < source.start else None
         position = max(position, source.start)
         seek = reason is not None or committed.get(partition) != position
-        found[partition] = TakenOver(position, min(target, there), there, seek=seek, lost=lost)
+        found[partition] = TakenOver(position, min(target, there), there, seek=seek, lost=lost, is_exact=is_exact)
     found.update(await _behind_tails(clusters, found, spans, committed))
     await known.flush()
     return found
@@ -260,38 +261,54 @@ async def _mirrored_elsewhere(
 
 
 async def _begin_back(
-    clusters: MirrorClusters, stored: dict[TopicPartition, OffsetAndMetadata], partitions: Iterable[TopicPartition]
+    clusters: MirrorClusters,
+    forward: str | None,
+    stored: dict[TopicPartition, OffsetAndMetadata],
+    partitions: Iterable[TopicPartition],
 ) -> dict[TopicPartition, Stop]:
-    """Lets a mirror back begin where the producers moved, and ends the mirror in the other direction there.
+    """Lets a mirror back begin where the producers moved, and ends the mirror of group `forward` there.
 
     Sets these positions in `stored`, as if this mirror had committed them, and adds the offsets before them to its map.
-    Returns the partitions that this mirror must not copy.
+    Returns the partitions that this mirror must not copy. Raises MembersAlive like `_refuse_forward`.
     """
-    own, back = clusters.map, clusters.back
+    own, back, wanted = clusters.map, clusters.back, list(partitions)
     barred = {}
-    if back is not None:
+    if back is not None and forward is not None:
         await back.refresh()
-    for each in partitions:
-        mine, theirs = own.switch(each), None if back is None else back.switch(each)
-        if back is not None and theirs is None and back.positions(each).runs:
-            reason = f"its producers have not moved since {back.topic!r} began, so some records would go round"
-            barred[each] = Stop(reason, Remedy.NOT_MOVED)
-        elif back is not None and theirs is not None and (mine is None or theirs.number > mine.number):
+        begins = {
+            each: theirs for each in wanted if (theirs := _begin(own.switch(each), back.switch(each))) is not None
+        }
+        for each, theirs in begins.items():
+            if not theirs.is_over:
+                back.note_switch(each, theirs._replace(state="ended"))
+        await back.flush()  # before this mirror's own map: a start after a crash does it again
+        await _refuse_forward(clusters, forward, wanted)
+        ended = await GroupOffsets(clusters.new, forward).fetch(begins) if begins else {}
+        for each, theirs in begins.items():
+            mine, kept = own.switch(each), ended.get(each)
+            # what a forgotten producer wrote after the move is on both clusters up to here, and nothing beyond
+            end = theirs.source if kept is None or Target.of(kept) is None else max(theirs.source, kept.offset)
             for run in back.positions(each).inverse().runs:
                 if (mine is None or run.source >= mine.source) and run.target < theirs.source:
                     own.note(each, run)
-            mine = Switch(theirs.number, theirs.target, theirs.source)
-            own.note_switch(each, mine)
-            if not theirs.is_over:
-                back.note_switch(each, theirs._replace(state="ended"))
+            own.note_switch(each, Switch(theirs.number, theirs.target, end, BEGUN))
+    for each in wanted:
+        mine, theirs = own.switch(each), None if back is None else back.switch(each)
         if mine is not None and mine.is_over:
             barred[each] = leave(own, each, mine)
+        elif back is not None and theirs is None and back.positions(each).runs:
+            reason = f"its producers have not moved since {back.topic!r} began, so some records would go round"
+            barred[each] = Stop(reason, Remedy.NOT_MOVED)
         elif back is not None and theirs is not None and mine is not None and theirs.number == mine.number:
             begin = Target(mine.target, back.incarnation(each).topic_id).committed(mine.source)
             stored[each] = max(begin, stored.get(each, begin), key=lambda at: at.offset)
-    if back is not None:
-        await back.flush()  # before this mirror's own map: a start after a crash does it again
     return barred
+
+
+def _begin(mine: Switch | None, theirs: Switch | None) -> Switch | None:
+    """Returns the switch of the other map at which this mirror has to begin; None if there is none, or it has begun."""
+    is_new = theirs is not None and theirs.has_moved and (mine is None or theirs.number > mine.number)
+    return theirs if is_new else None
 
 
 async def _refuse_forward(clusters: MirrorClusters, group: str, partitions: Iterable[TopicPartition]) -> None:
@@ -377,13 +394,20 @@ async def _behind_tails(
     await match_tails(clusters.old, {each: (taken[each].position, ends[each]) for each in tails}, tails)
     for partition, tail in tails.items():
         one = taken[partition]
-        kept = tail.finish(0 if one.lost is None else one.lost.offsets)
+        # since producers have moved, new records that match no old one are theirs
+        moved = clusters.map.switch(partition) is not None
+        kept = tail.finish(0 if one.lost is None or moved else one.lost.offsets)
         if one.lost is not None:
             one = one._replace(lost=one.lost._replace(first=one.lost.first + kept) if kept < one.lost.offsets else None)
         if tail.next_source is not None:
             one = one._replace(position=tail.next_source)
+        source, target = committed.get(partition, one.position), spans[partition][0]
         for run in tail.runs:
             clusters.map.extend(partition, run, 1)
+            # without a move, groups are refused for these: they may be copies of records that were compacted since
+            if one.is_exact and run.target - target > (0 if moved else run.source - source):
+                clusters.map.note_other(partition, target)
+            source, target = run.source + 1, run.target + 1
         found[partition] = one._replace(
             end=tail.next_target, present=tail.present, unexpected=tail.unexpected, seek=True
         )

@@ -137,8 +137,7 @@ async def by_map(
     new_ids = await TopicIds(new.client).of({each.topic for each in committed})
     found = {}
     for each, offset in committed.items():
-        known_here, kept = known.positions(each), Target.of(positions.get(each))
-        target, runs = known_here.start(offset), known_here.runs
+        kept = Target.of(positions.get(each))
         recreated = known.recreated(each, ids[each.topic])
         if each not in ends:
             found[each] = Found(None, "not on the new cluster")
@@ -148,14 +147,14 @@ async def by_map(
             found[each] = Found(None, f"{lost}; start the mirror with --restart {each.topic}")
         elif offset > mirrored.get(each, -1):
             found[each] = Found(None, f"mirrored only up to {mirrored.get(each, 'nothing')}; wait for the mirror")
-        elif not runs:
-            found[each] = Found(None, "never mirrored")
-        elif target is None:
-            found[each] = Found(None, f"before the first offset in the map, {runs[0].source}; use timestamp or content")
         else:
+            start = known.start(each, offset, None if kept is None else (mirrored[each], kept.offset))
             # after invisible old records, the map has no entry until the next visible record is mirrored
-            at = min(target, ends[each].end if kept is None else kept.offset)
-            found[each] = Found(at, "the old log began later" if offset < runs[0].source else "")
+            at = None if start.offset is None else min(start.offset, ends[each].end)
+            note = "the old log began later" if at is not None and offset < known.positions(each).runs[0].source else ""
+            if start.again:
+                note = f"up to {start.again} records again, because records of others are between the copies"
+            found[each] = Found(at, start.reason or note)
     return found
 
 

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from allocator import ConsumerGroup, ConsumerGroupConfig, Generation, OffsetAndMetadata, TopicPartition
+from allocator.compat import generation as generation_module
 from allocator.compat.generation import PartitionStart
 from allocator.compat.generation_source import GenerationTracker, PendingGeneration, ZooKeeperGenerations
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.subscription.commit_text import stamped, topic_of
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument
+from tests.constants import SetConstant
 from tests.groups.virtual_time import in_virtual_time
 
 pytestmark = pytest.mark.deadline(60)
@@ -76,8 +78,8 @@ async def test_a_generation_commits_with_the_topics_id() -> None:
     assert topic_of(sent[0][TopicPartition("t", 0)].metadata) == topic_id
 
 
-def test_each_function_that_hangs_when_asyncio_run_ends_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.compat.generation.CLEAN_UP_S", 0.1)
+def test_each_function_that_hangs_when_asyncio_run_ends_is_cancelled_again(set_constant: SetConstant) -> None:
+    set_constant(generation_module, CLEAN_UP_S=0.1)
     again: list[int] = []
 
     async def hang(number: int) -> None:

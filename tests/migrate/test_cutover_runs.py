@@ -15,12 +15,13 @@ import pytest
 
 from allocator import Consumer
 from allocator.migrate.cutover import Cutover, CutoverFailed
+from allocator.migrate.report import RecordsGone
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from tests.migrate.cutting import World, command, mirror_checked
-from tests.migrate.mirroring import bare, commit, committed, contents, mirroring
+from tests.migrate.mirroring import bare, commit, committed, contents, delete_records, mirroring
 
 pytestmark = pytest.mark.deadline(280)
 
@@ -149,6 +150,55 @@ async def test_a_later_cutover_does_not_move_the_place_where_the_producers_moved
     old, new = await contents(world.old, world.topic), await contents(world.new, world.topic)
     assert len(new[1]) == 21
     assert bare(old)[1] == bare(new)[1]
+
+
+@pytest.mark.parametrize("strays", [1, 2])
+async def test_a_late_group_skips_nothing_that_moved_producers_wrote_before_a_stray(
+    strays: int, make_world: Any
+) -> None:
+    """A forgotten producer writes to the old cluster. Once, one record moved the late group and the mirror back behind
+    those that moved producers had written before its copy, and two refused the group for ever."""
+    world: World = await make_world("2.8.2")
+    late = [f"{world.group}-late-{n}" for n in range(3)]
+    shown: dict[str, str] = {}
+    async with mirrored(world) as plan:
+        await Cutover(plan).run()
+        for n in range(strays):
+            await world.write(world.new, 6, [1])
+            await world.write(world.old, 1, [1])
+            await wait_for_copies(world, 10 + 7 * (n + 1))
+        for read, group in zip((8, 10, 10 + strays), late):
+            offsets = {TopicPartition(world.topic, n): read if n == 1 else 10 for n in range(3)}
+            await commit(world.old, group, offsets)
+            other = late_plan(world, plan, group)
+            await Cutover(other, shown.__setitem__).run()
+            assert (await committed(world.new, group, world.topic))[1] == min(read, 10)
+            assert [world.topic, 1, 10, 10] in Cutover(other).load()["opened"]["ends"]
+            assert ("read again" in shown["check"]) == (read > 10)
+            await asyncio.to_thread(Cutover(other).plan.state.unlink)
+    await world.mirror_back().run(until_caught_up=True)
+    old, new = await contents(world.old, world.topic), await contents(world.new, world.topic)
+    assert bare(old)[1][-len(new[1]) + 10 :] == bare(new)[1][10:]
+
+
+async def test_records_of_moved_producers_are_no_copies_of_strays_that_the_old_cluster_has_deleted(
+    make_world: Any,
+) -> None:
+    """The mirror was stopped after the cutover. Once, the group skipped as many records of the moved producers."""
+    world: World = await make_world("2.8.2")
+    late, offsets = f"{world.group}-late", {TopicPartition(world.topic, n): 10 for n in range(3)}
+    async with mirrored(world) as plan:
+        await Cutover(plan).run()
+    await world.write(world.new, 6, [1])
+    await world.write(world.old, 10, [1])
+    await asyncio.to_thread(delete_records, world.old.bootstrap, world.topic, 20, 1)
+    mirror = world.mirror()
+    with pytest.raises(RecordsGone, match=f"deleted 10 offsets .*{world.topic}:1 offsets 10 to 19"):
+        await mirror.run(until_caught_up=True)
+    await commit(world.old, late, {**offsets, TopicPartition(world.topic, 1): 20})
+    async with mirroring(world.mirror(accept_loss=True)):
+        await Cutover(late_plan(world, plan, late)).run(until="start")
+    assert await committed(world.new, late, world.topic) == {0: 10, 1: 10, 2: 10}
 
 
 async def copied_up_to(world: World, offset: int) -> bool:

@@ -28,6 +28,7 @@ from tests.migrate.mirroring import (
     Pair,
     bare,
     commit,
+    committed,
     contents,
     fill,
     killed,
@@ -199,6 +200,65 @@ async def test_a_mirror_back_begins_at_the_first_new_record_though_it_is_killed(
         rest = iter(left)
         assert all(value in rest for _, value in there[at:]), offset  # in this order
         assert len(left) <= len(there) - at + 2, offset
+
+
+async def test_a_group_that_goes_back_reads_what_a_forgotten_producer_wrote_there(
+    make_pair: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Before the mirror back began, and while it ran. Once, the group skipped the former, and was refused for ever
+    because of the latter."""
+    pair: Pair = await make_pair("2.8.2", "4.1.1")
+    topic, reader = pair.topic, f"{pair.group}-reader"
+    await pair.fill(10)
+    await pair.catch_up()
+    await commit(pair.old, reader, {pair.partition: 10})
+    plan, back = way_back(pair, tmp_path)
+    await Cutover(plan).run()
+    await fill(pair.new, topic, 6, "new")
+    await pair.fill(1, "mirrored")
+    await pair.catch_up()
+    for name in "before", "during":
+        await fill(pair.new, topic, 2, name)
+        await Mirror(back).run(until_caught_up=True)
+        await pair.fill(1, f"stray {name}")
+        await fill(pair.new, topic, 2, f"after {name}")
+        await Mirror(back).run(until_caught_up=True)
+    await commit(pair.new, reader, {pair.partition: 13})
+    shown: dict[str, str] = {}
+    await Cutover(plan, shown.__setitem__, fail_back=True).run(until="start")
+    here, there = await rows(pair.old, topic), await rows(pair.new, topic)
+    start = (await committed(pair.old, reader, topic))[0]
+    left = [value for offset, value in here if offset >= start]
+    assert set(left) == {*(value for _, value in there[13:]), "stray before 0", "stray during 0"}
+    assert len(left) == len(there[13:]) + 2  # it has read none of the copies behind the strays
+    await commit(pair.new, reader, {pair.partition: len(there)})
+    stores = [OffsetStore(each.bootstrap, reader) for each in (pair.new, pair.old)]
+    (row,) = (await copy_offsets(*stores, by="map", mirror=back.group, backward=True)).rows
+    first = next(offset for offset, value in here if value == "stray before 0")
+    assert row.after == first
+    assert f"up to {len(there) - 19} records again" in row.note
+
+
+async def test_a_stray_before_the_mirror_back_is_read_by_groups_that_go_back(
+    make_pair: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The forward mirror was stopped, so the new cluster does not have it. Once, the group skipped it."""
+    pair: Pair = await make_pair("2.8.2", "4.1.1")
+    topic, reader = pair.topic, f"{pair.group}-reader"
+    await pair.fill(10)
+    await pair.catch_up()
+    await commit(pair.old, reader, {pair.partition: 10})
+    plan, back = way_back(pair, tmp_path)
+    await Cutover(plan).run()
+    await fill(pair.new, topic, 6, "new")
+    await pair.fill(1, "stray")
+    await Mirror(back).run(until_caught_up=True)
+    await commit(pair.new, reader, {pair.partition: 16})
+    shown: dict[str, str] = {}
+    await Cutover(plan, shown.__setitem__, fail_back=True).run()
+    assert "read again at most" in shown["check"]
+    assert (await committed(pair.old, reader, topic))[0] == 10
+    assert [value for _, value in await rows(pair.old, topic)][10:] == ["stray 0", *numbered("new", 6)]
 
 
 async def test_an_old_cluster_that_takes_no_mirror_back_is_named_before_anything_moves(

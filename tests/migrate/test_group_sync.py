@@ -647,8 +647,40 @@ async def test_a_group_reads_what_moved_producers_wrote_before_the_mirror_starte
         assert await committed(pair.new, moving, pair.topic) == {0: 100}
         assert mirror.duplicated == 0  # no copy is behind these records
     await pair.fill(10, "late")
-    mirror = await pair.catch_up()
+    mirror = pair.mirror()
+    with pytest.raises(GroupsNotSynced, match="other producers wrote records before copies"):
+        await mirror.run(until_caught_up=True)
     assert (mirror.records, mirror.duplicated) == (10, 50)
+    assert await committed(pair.new, moving, pair.topic) == {0: 100}
+
+
+async def test_a_group_is_not_synced_behind_records_of_moved_producers_that_it_would_skip(
+    make_pair: Callable[..., Any], group: str
+) -> None:
+    """They were moved by hand, and a forgotten one writes to the old cluster. Once, the copy of its record took the
+    group along, without a word."""
+    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}-.*")
+    moving, behind = f"{group}-moving", f"{group}-behind"
+    await pair.fill(100)
+    await commit(pair.old, moving, {pair.partition: 100})
+    await commit(pair.old, behind, {pair.partition: 50})
+    await pair.catch_up()
+    await fill(pair.new, pair.topic, 6, "moved")
+    await pair.fill(1, "stray")
+    for offset in (100, 101):
+        await commit(pair.old, moving, {pair.partition: offset})
+        await commit(pair.old, behind, {pair.partition: offset - 40})
+        mirror = pair.mirror()
+        with pytest.raises(GroupsNotSynced, match=f"'{moving}': in {pair.topic}:0 of the new cluster, other producers"):
+            await mirror.run(until_caught_up=True)
+        assert list(mirror.unsynced) == [moving]
+        assert await committed(pair.new, moving, pair.topic) == {0: 100}
+        assert await committed(pair.new, behind, pair.topic) == {0: offset - 40}
+        before, after, text = (await compared(pair, moving))[pair.partition]
+        assert (before, after) == (100, None)
+        assert "others wrote records to the new cluster from 100 on" in text
+    await commit(pair.new, moving, {pair.partition: 107})
+    assert not (await pair.catch_up()).unsynced  # it has moved
 
 
 async def test_a_copy_against_the_direction_of_a_mirror_says_what_to_do(

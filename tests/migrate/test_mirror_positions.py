@@ -20,7 +20,9 @@ from allocator.migrate.offset_map import (
     Incarnation,
     OffsetMap,
     OffsetTranslation,
+    Route,
     Run,
+    Switch,
     pack,
     unpack,
 )
@@ -372,6 +374,39 @@ def test_the_map_of_a_recreated_topic_has_no_entry_of_the_former_topic() -> None
     assert known.incarnation(PARTITION) == Incarnation(1, "two")
     known.learn(Entry(PARTITION, Incarnation(1), [Run(7, 110)]))
     assert known.incarnation(PARTITION) == Incarnation(1, "two")
+
+
+def test_a_group_starts_before_the_first_record_of_others_that_copies_follow() -> None:
+    known = OffsetMap(KafkaClient("127.0.0.1:1"), KafkaClient("127.0.0.1:2"), "map")
+
+    def learn(run: Run, switch: Switch | None = None, other: int | None = None) -> None:
+        entry = Entry(PARTITION, Incarnation(), [] if other else [run], Route(), switch, other)
+        assert unpack(*pack(entry)) == entry
+        known.learn(entry)
+
+    def starts(*sources: int, copied: tuple[int, int]) -> list[int | None]:
+        return [known.start(PARTITION, each, copied).offset for each in sources]
+
+    learn(Run(0, 0))
+    assert starts(5, 10, 12, copied=(10, 10)) == [5, 10, 10]
+    # six records of others at 10, and a copy of old offset 10 behind them
+    learn(Run(10, 16))
+    learn(Run(10, 16), other=10)
+    assert starts(5, 10, 11, copied=(11, 17)) == [5, None, None]
+    assert known.start(PARTITION, 10, (11, 17)).skips
+    learn(Run(11, 17), Switch(1, 11, 17))
+    assert starts(5, 10, 11, 13, copied=(13, 19)) == [5, 10, 10, 10]
+    assert known.start(PARTITION, 13, (13, 19)).again == 3
+    assert not known.start(PARTITION, 10, (13, 19)).again
+    # the producers have come back, and the mirror in the other direction has ended at new offset 30
+    learn(Run(40, 30), Switch(2, 40, 30, "begun"))
+    assert starts(40, 45, copied=(50, 41)) == [30, 35]
+    learn(Run(45, 36))
+    learn(Run(45, 36), other=35)
+    assert starts(40, 44, 45, 50, copied=(50, 41)) == [30, 34, 35, 35]
+    for state in "moved", "ended", "left":  # an older record of others stays the first one
+        learn(Run(50, 41), Switch(3, 50, 41, state))
+        assert starts(40, 44, 45, 50, 60, copied=(60, 60)) == [30, 34, 35, 35, 35]
 
 
 def test_ids_of_different_kinds_cannot_be_compared() -> None:

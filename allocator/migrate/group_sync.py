@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from kafka.protocol.admin import ListGroupsRequest
 
@@ -39,6 +39,20 @@ NO_TEXT: Final = BrokerError(
     "the brokers refuse the text that marks the mirror's own offsets: set offset.metadata.max.bytes to 100 or more"
 )
 AT_ONCE: Final = 20  # groups. Higher: a round over a slow network is shorter; lower: fewer requests at a time
+
+
+class _Translated(NamedTuple):
+    """The offsets of a group in the partitions of this process, in one round."""
+
+    committed: dict[TopicPartition, int]
+    """Its offsets on the old cluster."""
+    targets: dict[TopicPartition, int]
+    """The translated ones."""
+    untranslated: set[TopicPartition]
+    """Its other partitions: the map cannot translate the offset or, unless the group has no offset at all, there is
+    none."""
+    skipping: set[TopicPartition]
+    """Those of them in which the group would skip records of others at the translated offset."""
 
 
 class GroupSync:
@@ -125,7 +139,7 @@ class GroupSync:
                 GroupOffsets(clusters.new, group, timeout_s=SYNC_S),  # an open transaction holds up the other groups
             )
         old, new = self._stores[group]
-        committed, targets, untranslated, skipping = await self._targets(group, old)
+        committed, targets, untranslated, skipping = await self._translated(group, old)
         if not targets and not untranslated:
             return
         now = boot_clock()
@@ -173,16 +187,11 @@ class GroupSync:
                 if not error.retriable or not tries_left:
                     raise
 
-    async def _targets(
-        self, group: str, old: GroupOffsets
-    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int], set[TopicPartition], set[TopicPartition]]:
-        """Returns the group's offsets, the translated ones, and its other partitions: those whose offset the map cannot
-        translate and, unless it has no offset at all, those without one. Last, those of them with records of others
-        that the group would skip."""
+    async def _translated(self, group: str, old: GroupOffsets) -> _Translated:
         copies = {each: copy for each, copy in self._copies.items() if each.topic not in self._report.stops}
         committed = await old.fetch(copies)
         if any(Target.of(offset) for offset in committed.values()):
-            return {}, {}, set(), set()  # the group of a mirror, whose offsets say what it has copied
+            return _Translated({}, {}, set(), set())  # the group of a mirror, whose offsets say what it has copied
         former, targets = old.of_former_topics(committed), {}
         # its other partitions may be those of another process
         has_offsets = bool(committed) or bool(await old.fetch(None))
@@ -205,7 +214,8 @@ class GroupSync:
                     )
                 continue
             targets[each] = start.offset
-        return {each: offset.offset for each, offset in committed.items()}, targets, untranslated, skipping
+        offsets = {each: offset.offset for each, offset in committed.items()}
+        return _Translated(offsets, targets, untranslated, skipping)
 
     async def _has_members(self, group: str) -> bool:
         return bool(await live_members(self._clusters.new, self._ensembles(), group, self._clusters.root))

@@ -34,7 +34,7 @@ from allocator.protocols.zookeeper import (
     read_choice,
     same_cluster,
 )
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -92,15 +92,17 @@ class CutoverClusters(NamedTuple):
         return found
 
     async def _copied(self) -> dict[TopicPartition, int]:
-        found = await GroupOffsets(self.old, self.plan.mirror).fetch(self.partitions(self.old))
-        return {each: offset.offset for each, offset in found.items()}
+        return {each: offset.offset for each, offset in (await self._commits()).items()}
+
+    async def _commits(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        return await GroupOffsets(self.old, self.plan.mirror).fetch(self.partitions(self.old))
 
     async def copied(self) -> dict[TopicPartition, tuple[int, int]]:
         """Returns the old and new offsets up to which the mirror has copied, where its commits have both.
 
         The map is read after them: the mirror writes it first.
         """
-        found = await GroupOffsets(self.old, self.plan.mirror).fetch(self.partitions(self.old))
+        found = await self._commits()
         await self.map.refresh()
         targets = {each: Target.of(offset) for each, offset in found.items()}
         return {each: (found[each].offset, kept.offset) for each, kept in targets.items() if kept is not None}
@@ -110,14 +112,14 @@ class CutoverClusters(NamedTuple):
         ends, mirrored = await ends_of(self.old, self.partitions(self.old)), await self.mirrored()
         return sum(max(0, end.end - mirrored.get(each, 0)) for each, end in ends.items())
 
-    async def others(self) -> tuple[Counter[str], Counter[str]]:
+    async def others(self, copied: Mapping[TopicPartition, tuple[int, int]]) -> tuple[Counter[str], Counter[str]]:
         """Returns the topics with records on the new cluster that the mirror did not write, or wrote twice -> at least
         how many there are: those that groups may skip, because they are before a copy, and the other ones.
 
-        Groups skip none once a cutover has moved the producers, see `OffsetMap.start`. Then the new cluster gets
-        records of others all the time, and this counts none.
+        `copied` is the result of `copied`, called just before. Groups skip none once a cutover has moved the producers,
+        see `OffsetMap.start`. Then the new cluster gets records of others all the time, and this counts none.
         """
-        partitions, copied = self.partitions(self.old), await self.copied()
+        partitions = self.partitions(self.old)
         new = await ends_of(self.new, partitions)
         old = await ends_of(self.old, partitions)  # after the new ones, which may grow up to here
         between: Counter[str] = Counter()
@@ -141,7 +143,7 @@ class CutoverClusters(NamedTuple):
 
     async def refuse_others(self, advice: str = "") -> None:
         """Raises CutoverFailed if the groups may skip records of others on the new cluster."""
-        faults = self.faults_of((await self.others())[0])
+        faults = self.faults_of((await self.others(await self.copied()))[0])
         if faults:
             raise CutoverFailed("; ".join(faults) + advice)
 
@@ -422,7 +424,8 @@ class Cutover:
         behind = [each for each in on.partitions(on.old) if each not in mirrored]
         if behind:
             faults.append(f"the mirror {self.plan.mirror!r} has not begun with {partition_names(behind)}")
-        copied, (between, after) = await on.copied(), await on.others()
+        copied = await on.copied()
+        between, after = await on.others(copied)
         faults += on.faults_of(between)
         members: dict[str, int] = {}
         topics: dict[str, list[str]] = {}
@@ -643,7 +646,9 @@ class Cutover:
                 await self._all_have_left(on)
                 raise CutoverFailed(f"group {group!r} does not work on the new cluster: {'; '.join(left[:5])}")
         await self._all_have_left(on)
-        others = sum(await on.others(), Counter())  # the groups read these, but a rollback does not bring them along
+        others = sum(
+            await on.others(await on.copied()), Counter()
+        )  # the groups read these, but a rollback does not bring them along
         return {"lag": await on.mirror_lag(), **({"records of others": dict(others)} if others else {})}
 
     async def _producers(self, on: CutoverClusters) -> dict[str, Any]:

@@ -144,6 +144,17 @@ def way_back(pair: Pair, directory: Path) -> tuple[Path, MirrorSettings]:
     return plan, settings(pair.new, pair.old, f"{pair.group}-back", back_of=pair.group, **options)
 
 
+async def producers_moved(pair: Pair, directory: Path) -> tuple[Path, MirrorSettings]:
+    """Moves the group after 10 records, and writes 6 to the new cluster. Returns what `way_back` does."""
+    await pair.fill(10)
+    await pair.catch_up()
+    await commit(pair.old, f"{pair.group}-reader", {pair.partition: 10})
+    plan, back = way_back(pair, directory)
+    await Cutover(plan).run()
+    await fill(pair.new, pair.topic, 6, "new")
+    return plan, back
+
+
 async def test_a_mirror_back_begins_at_the_first_new_record_though_it_is_killed(
     make_pair: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -209,12 +220,7 @@ async def test_a_group_that_goes_back_reads_what_a_forgotten_producer_wrote_ther
     because of the latter."""
     pair: Pair = await make_pair("2.8.2", "4.1.1")
     topic, reader = pair.topic, f"{pair.group}-reader"
-    await pair.fill(10)
-    await pair.catch_up()
-    await commit(pair.old, reader, {pair.partition: 10})
-    plan, back = way_back(pair, tmp_path)
-    await Cutover(plan).run()
-    await fill(pair.new, topic, 6, "new")
+    plan, back = await producers_moved(pair, tmp_path)
     await pair.fill(1, "mirrored")
     await pair.catch_up()
     for name in "before", "during":
@@ -245,12 +251,7 @@ async def test_a_stray_before_the_mirror_back_is_read_by_groups_that_go_back(
     """The forward mirror was stopped, so the new cluster does not have it. Once, the group skipped it."""
     pair: Pair = await make_pair("2.8.2", "4.1.1")
     topic, reader = pair.topic, f"{pair.group}-reader"
-    await pair.fill(10)
-    await pair.catch_up()
-    await commit(pair.old, reader, {pair.partition: 10})
-    plan, back = way_back(pair, tmp_path)
-    await Cutover(plan).run()
-    await fill(pair.new, topic, 6, "new")
+    plan, back = await producers_moved(pair, tmp_path)
     await pair.fill(1, "stray")
     await Mirror(back).run(until_caught_up=True)
     await commit(pair.new, reader, {pair.partition: 16})

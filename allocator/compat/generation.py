@@ -70,7 +70,7 @@ class Generation:
     cancels them too, as code does that cancels `asyncio.all_tasks()` of a running loop. While they end, they may still
     commit, if the member still owns the partitions. After the last function has returned, every commit is refused.
 
-    If `asyncio.run` ends, each function has 60 seconds for that: one that still runs then is cancelled again.
+    If `asyncio.run` ends, each function has 60 seconds for that. After these, the generation cancels it again.
 
     `id` is the group's number of this generation. It never decreases. Two consecutive generations may have the same
     number in a ZooKeeper group, and in a Kafka group if a follower rejoins although nothing has changed.
